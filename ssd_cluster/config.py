@@ -1,0 +1,170 @@
+"""The configuration tree: validated at the edge, frozen inside. Environment variables are read here and nowhere else."""
+
+from __future__ import annotations
+
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from ssd_cluster.types import Mode, ProposalKind
+
+Cores = Annotated[tuple[int, ...], Field(min_length=1)]
+
+
+class Settings(BaseModel):
+    """Base of every configuration model: unknown keys are errors, values never change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class Device(StrEnum):
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class DType(StrEnum):
+    """``AUTO``: bfloat16 on CUDA and on CPUs with native bf16 instructions, float32 otherwise."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+class ModelSettings(Settings):
+    """One model on one device.
+
+    ``path``: a Hugging Face folder, a .gguf file, a hub id, or a name of the embedded default ("smollm2-135m-instruct",
+    "smollm2-135m-draft"). ``cores``: CPU cores this replica pins itself to (None: no pinning); ``threads``: compute
+    threads (None: one per core, or 1). ``kv_tokens``: capacity of the KV pool in tokens.
+    """
+
+    path: str
+    device: Device = Device.CPU
+    dtype: DType = DType.AUTO
+    cores: Cores | None = None
+    threads: int | None = Field(default=None, ge=1)
+    max_context: int | None = Field(default=None, ge=16)
+    kv_tokens: int = Field(default=16384, ge=64)
+    block_size: int = Field(default=16, ge=1, le=256)
+    attention: Literal["sdpa"] = "sdpa"
+    prefix_cache: bool = True
+
+    @property
+    def compute_threads(self) -> int:
+        return self.threads or (len(self.cores) if self.cores else 1)
+
+
+class FanoutLaw(StrEnum):
+    UNIFORM = "uniform"
+    GEOMETRIC = "geometric"
+    MEASURED = "measured"
+
+
+class MissPolicy(StrEnum):
+    """What a row without a usable block does (speculation.md section 5)."""
+
+    RULE = "rule"
+    ALWAYS_WAIT = "always_wait"
+    NEVER_WAIT = "never_wait"
+    THRESHOLD = "threshold"
+
+
+class Fallback(StrEnum):
+    """Local proposer of a row that does not wait."""
+
+    NGRAM = "ngram"
+    NONE = "none"
+
+
+class SpeculationSettings(Settings):
+    """How a target speculates.
+
+    ``k``: drafted tokens per round (0 turns speculation off). ``rows``: branches per sequence and round that the draft
+    may build. ``wait_ms``: longest wait for a just-in-time chain; a late block is overdue after it.
+    """
+
+    k: int = Field(default=5, ge=0, le=64)
+    rows: int = Field(default=16, ge=0, le=256)
+    kind: Literal[ProposalKind.COUPLED] = ProposalKind.COUPLED
+    miss_policy: MissPolicy = MissPolicy.RULE
+    fallback: Fallback = Fallback.NGRAM
+    wait_ms: float = Field(default=100.0, gt=0, le=10_000)
+    trie_nodes: int = Field(default=400, ge=16)
+    ngram_min: int = Field(default=2, ge=1)
+    ngram_max: int = Field(default=5, ge=1)
+
+    @model_validator(mode="after")
+    def _ngram_order(self) -> SpeculationSettings:
+        if self.ngram_min > self.ngram_max:
+            raise ValueError(f"ngram_min ({self.ngram_min}) must not exceed ngram_max ({self.ngram_max})")
+        return self
+
+
+class LinkSettings(Settings):
+    """Deadlines and limits of the draft link."""
+
+    connect_timeout_s: float = Field(default=5.0, gt=0)
+    ping_interval_s: float = Field(default=2.0, gt=0)
+    session_ttl_s: float = Field(default=10.0, gt=0)
+    frame_bytes: int = Field(default=4 * 1024 * 1024, ge=4096)
+    send_queue: int = Field(default=1024, ge=1)
+
+
+class BreakerSettings(Settings):
+    """Per draft replica: opens at more than ``late_share`` late of the last ``window`` rounds or on a stream error."""
+
+    window: int = Field(default=16, ge=1)
+    late_share: float = Field(default=0.5, gt=0, le=1)
+    retry_s: float = Field(default=1.0, gt=0)
+
+
+class TargetSettings(Settings):
+    """A target replica: the model that verifies, its scheduler, and how it speculates."""
+
+    model: ModelSettings
+    served_name: str | None = None
+    mode: Mode = Mode.SSD
+    max_batch: int = Field(default=16, ge=1)
+    max_waiting: int = Field(default=256, ge=1)
+    prefill_chunk: int = Field(default=256, ge=1)
+    step_tokens: int = Field(default=512, ge=1)
+    default_max_tokens: int = Field(default=512, ge=1)
+    speculation: SpeculationSettings = SpeculationSettings()
+    link: LinkSettings = LinkSettings()
+    breaker: BreakerSettings = BreakerSettings()
+
+    @property
+    def name(self) -> str:
+        return self.served_name or Path(self.model.path).name
+
+
+class DraftSettings(Settings):
+    """A draft replica: sessions of all its targets share one model, one KV budget and one batch."""
+
+    model: ModelSettings
+    k_max: int = Field(default=8, ge=1, le=64)
+    row_credit: int = Field(default=256, ge=1)
+    session_credit: int = Field(default=64, ge=1)
+    max_step_rows: int = Field(default=64, ge=1)
+    prefill_chunk: int = Field(default=256, ge=1)
+    fanout: FanoutLaw = FanoutLaw.MEASURED
+    host: str = "127.0.0.1"
+    port: int = Field(default=0, ge=0, le=65535)
+    link: LinkSettings = LinkSettings()
+
+
+class HttpSettings(Settings):
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=1, le=65535)
+
+
+def cache_dir() -> Path:
+    """Folder of downloaded and converted weights: $SSD_CLUSTER_CACHE, or ``ssd_cluster`` in the user's cache folder."""
+    explicit = os.environ.get("SSD_CLUSTER_CACHE")
+    if explicit:
+        return Path(explicit).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base).expanduser() if base else Path.home() / ".cache") / "ssd_cluster"

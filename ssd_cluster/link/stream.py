@@ -1,0 +1,89 @@
+"""The seam between a target and a draft: a message stream and the inbox that many streams feed.
+
+Engines are plain threads that must not wait for an event loop, so both ends are thread-safe and synchronous: ``send``
+never blocks, and whatever arrives on any stream is put into the owner's ``Inbox``.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+
+from ssd_cluster.link.messages import Message, StreamClosed
+
+
+class Stream(ABC):
+    """One bidirectional, ordered stream of messages between one target replica and one draft replica."""
+
+    @property
+    @abstractmethod
+    def peer(self) -> str:
+        """Address or name of the other side, for logs."""
+
+    @property
+    @abstractmethod
+    def closed(self) -> bool:
+        """True once nothing more can be sent."""
+
+    @abstractmethod
+    def send(self, message: Message) -> None:
+        """Queue a message and return at once.
+
+        Raises:
+            LinkClosed: the stream has ended.
+        """
+
+    @abstractmethod
+    def close(self, reason: str = "closed") -> None:
+        """End the stream; the peer's inbox receives ``StreamClosed``. Safe to call twice."""
+
+
+Received = tuple[Stream, Message | StreamClosed]
+
+
+class Inbox:
+    """Thread-safe queue of (stream, message) pairs with one consumer.
+
+    A consumer that has other things to wait for as well (new requests, a stop) may be woken by ``wake``.
+    """
+
+    def __init__(self) -> None:
+        self._items: deque[Received] = deque()
+        self._signal = threading.Event()
+
+    def put(self, stream: Stream, message: Message | StreamClosed) -> None:
+        self._items.append((stream, message))
+        self._signal.set()
+
+    def wake(self) -> None:
+        """Make a running or the next ``wait`` return."""
+        self._signal.set()
+
+    def drain(self) -> list[Received]:
+        """All that has arrived, oldest first; never blocks."""
+        received: list[Received] = []
+        while self._items:
+            received.append(self._items.popleft())
+        return received
+
+    def wait(self, timeout_s: float) -> bool:
+        """Block until something arrives, ``wake`` is called or the timeout ends; True unless it timed out."""
+        if timeout_s <= 0:
+            woken = self._signal.is_set()
+        else:
+            woken = self._signal.wait(timeout_s)
+        self._signal.clear()
+        return woken or bool(self._items)
+
+    def receive(self, timeout_s: float) -> Received | None:
+        """The oldest item, waiting at most ``timeout_s``; None on timeout."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            if self._items:
+                return self._items.popleft()
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                return None
+            self.wait(remaining)
