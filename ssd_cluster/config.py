@@ -1,4 +1,4 @@
-"""The configuration tree: validated at the edge, frozen inside. Environment variables are read here and nowhere else."""
+"""The configuration tree: validated at the edge, frozen inside. Only this module reads environment variables."""
 
 from __future__ import annotations
 

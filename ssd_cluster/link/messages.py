@@ -92,9 +92,10 @@ class Open:
 class CommitRow:
     """Progress of one session: tokens appended from ``from_len`` on, and what will be verified next.
 
-    ``proposal`` and ``proposal_kind`` are set when ``next`` is TOKENS. ``k`` and ``rows`` are ceilings for the block that
-    follows (rows = 0: push nothing). ``due_us``: when the outcome of this round is expected. ``counter`` grows with every
-    row of the session; of two rows for one base_len the higher counter wins. ``finish``: the session ends here.
+    ``proposal`` and ``proposal_kind`` are set when ``next`` is TOKENS. ``k`` and ``rows`` are ceilings for the block
+    that follows (rows = 0: push nothing). ``due_us``: when the outcome of this round is expected. ``counter`` grows
+    with every row of the session; of two rows for one base_len the higher counter wins. ``finish``: the session ends
+    here.
     """
 
     session: int
@@ -156,7 +157,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A guessed outcome (k, t_star) and the tokens pre-drafted behind it; ``score`` = log-probability of the outcome."""
+    """A guessed outcome (k, t_star) and the tokens drafted behind it; ``score``: log-probability of the outcome."""
 
     k: int
     t_star: int
