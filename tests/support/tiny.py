@@ -1,4 +1,4 @@
-"""Tiny random checkpoints in Hugging Face's layout, with a tokenizer, so that every room can be tested without real weights.
+"""Tiny random checkpoints in Hugging Face's layout, with a tokenizer: every room is tested without real weights.
 
 ``make_checkpoint`` writes a target; ``perturb`` writes a draft that resembles it.
 """
@@ -56,8 +56,8 @@ def make_checkpoint(
 ) -> Path:
     """Write config.json, generation_config.json, model.safetensors and the tokenizer files; return ``folder``.
 
-    The logits have a standard deviation of about ``LOGIT_SCALE``, so that some rows are sure and some are not. ``config``
-    overrides entries of config.json.
+    The logits have a standard deviation of about ``LOGIT_SCALE``, so that some rows are sure and some are not.
+    ``config`` overrides entries of config.json.
     """
     folder.mkdir(parents=True, exist_ok=True)
     size = head_dim or hidden // heads
@@ -148,8 +148,8 @@ def perturb(checkpoint: Path, out: Path, noise: float = 0.04, seed: int = 1) -> 
 def write_tokenizer(folder: Path, vocab: int, max_context: int) -> None:
     """Byte-level BPE with at most 320 ids; below 264 ids it knows only the specials and the commonest letters.
 
-    Ids 0, 1, 2 are ``SPECIALS``: end of text, start of turn (BOS), end of turn (EOS). ``vocab`` above 320 leaves padding
-    ids at the end, as real checkpoints have.
+    Ids 0, 1, 2 are ``SPECIALS``: end of text, start of turn (BOS), end of turn (EOS). ``vocab`` above 320
+    leaves padding ids at the end, as real checkpoints have.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
