@@ -269,6 +269,6 @@ def _from_hub(repo: str) -> Path:
         raise CheckpointError(f"there is no folder {repo} here and no model {repo} on the hub") from error
     except Exception as error:  # the hub client raises what its transport raises
         raise CheckpointError(
-            f"{repo} cannot be fetched from the hub ({type(error).__name__}); if this machine is offline, copy the model "
+            f"{repo} cannot be fetched from the hub ({type(error).__name__}); if there is no network, copy the model "
             "into a folder and give its path"
         ) from error
