@@ -15,7 +15,20 @@ from ssd_cluster.link.messages import Message, StreamClosed
 
 
 class Stream(ABC):
-    """One bidirectional, ordered stream of messages between one target replica and one draft replica."""
+    """One bidirectional, ordered stream of messages between one target replica and one draft replica.
+
+    Whoever closes a stream on purpose hears nothing more of it; in every other case (the peer closed or died, silence,
+    a peer that does not read, repeated garbage) its inbox receives exactly one ``StreamClosed``, as the last item of
+    that stream. Pings are the stream's own business: the draft's end answers them and engines never see one.
+
+    Attributes:
+        bytes_sent, bytes_received: size of the frames so far; 0 where messages are handed over without frames.
+        frames_dropped: received frames that did not pass validation.
+    """
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    frames_dropped: int = 0
 
     @property
     @abstractmethod
@@ -32,7 +45,8 @@ class Stream(ABC):
         """Queue a message and return at once.
 
         Raises:
-            LinkClosed: the stream has ended.
+            LinkClosed: the stream has ended, or ends now because the peer does not read what was sent.
+            InvalidFrame: the message does not fit a frame or belongs to the other direction (a bug of the sender).
         """
 
     @abstractmethod
@@ -70,11 +84,9 @@ class Inbox:
 
     def wait(self, timeout_s: float) -> bool:
         """Block until something arrives, ``wake`` is called or the timeout ends; True unless it timed out."""
-        if timeout_s <= 0:
-            woken = self._signal.is_set()
-        else:
-            woken = self._signal.wait(timeout_s)
-        self._signal.clear()
+        woken = self._signal.is_set() if timeout_s <= 0 else self._signal.wait(timeout_s)
+        if woken:  # not after a timeout: a signal set since then belongs to the next wait
+            self._signal.clear()
         return woken or bool(self._items)
 
     def receive(self, timeout_s: float) -> Received | None:

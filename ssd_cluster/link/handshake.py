@@ -1,0 +1,35 @@
+"""Whether a target and a draft fit together, decided from Hello and Welcome; both ends call ``check_pair``.
+
+The padding of a model's output layer does not matter: ``vocabulary`` counts the ids that the tokenizer knows.
+"""
+
+from __future__ import annotations
+
+from ssd_cluster.errors import PairMismatch
+from ssd_cluster.link.messages import Hello, Welcome
+
+
+def first_difference(hello: Hello, welcome: Welcome) -> str | None:
+    """What does not fit, as a sentence, or None. Compared in this order: protocol, vocabulary, tokenizer hash."""
+    comparisons = (
+        ("protocol version", hello.protocol, welcome.protocol, "run the same release of ssd-cluster on both sides"),
+        ("vocabulary", hello.vocabulary, welcome.vocabulary, "use a draft with the target's tokenizer"),
+        ("tokenizer hash", hello.tokenizer_hash, welcome.tokenizer_hash, "use a draft with the target's tokenizer"),
+    )
+    for name, target, draft, advice in comparisons:
+        if target != draft:
+            return (
+                f"{name} differs: target {hello.target_id!r} has {target}, draft {welcome.draft_id!r} {draft}; {advice}"
+            )
+    return None
+
+
+def check_pair(hello: Hello, welcome: Welcome) -> None:
+    """Accept a pair or refuse it; the target calls it with its own Hello, the draft with its own Welcome.
+
+    Raises:
+        PairMismatch: the message names the first difference.
+    """
+    difference = first_difference(hello, welcome)
+    if difference is not None:
+        raise PairMismatch(difference)
