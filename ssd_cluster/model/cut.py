@@ -7,7 +7,7 @@ import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
@@ -15,6 +15,9 @@ from safetensors.torch import save_file
 from ssd_cluster.errors import CheckpointError
 from ssd_cluster.model.checkpoint import Checkpoint, open_checkpoint, read_json
 from ssd_cluster.model.folders import build_folder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _MARK = "ssd_cluster_cut"
@@ -94,8 +97,18 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
         from ssd_cluster.model.gguf import GgufFile
         from ssd_cluster.model.gguf_tokenizer import tokenizer_from_gguf
 
-        tokenizer_from_gguf(GgufFile(source)).save_pretrained(folder)
+        save_tokenizer(tokenizer_from_gguf(GgufFile(source)), folder)
         return
     for name in _TOKENIZER_FILES:
         if (source / name).exists():
             shutil.copy(source / name, folder / name)
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Write the tokenizer files in a form that older releases of transformers read too."""
+    tokenizer.save_pretrained(folder)
+    path = folder / "tokenizer_config.json"
+    config = read_json(path)
+    config.pop("backend", None)
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    path.write_text(json.dumps(config, indent=2), encoding="utf-8")

@@ -41,7 +41,7 @@ def build_folder(
                 _build_and_rename(out, build)
     except OSError as error:
         raise CheckpointError(
-            f"{out} cannot be written ({error.strerror or error}); free space or let SSD_CLUSTER_CACHE name another folder"
+            f"{out} cannot be written ({error.strerror or error}); free space or point SSD_CLUSTER_CACHE elsewhere"
         ) from error
     return out
 
