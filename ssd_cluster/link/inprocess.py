@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 
-from ssd_cluster.errors import InvalidFrame, LinkClosed
+from ssd_cluster.errors import ConfigError, InvalidFrame, LinkClosed
 from ssd_cluster.link.codec import FrameCodec, Side
-from ssd_cluster.link.limits import Limits
+from ssd_cluster.link.limits import MAX_INVALID_FRAMES, Limits
 from ssd_cluster.link.messages import Message, Ping, Pong, StreamClosed
 from ssd_cluster.link.stream import Inbox, Stream
 
@@ -49,7 +50,8 @@ class InProcessStream(Stream):
         if self._closed:
             return
         if isinstance(message, Ping):
-            self.send(Pong(message.token))
+            with suppress(LinkClosed):
+                self.send(Pong(message.token))
         else:
             self._inbox.put(self, message)
 
@@ -61,8 +63,15 @@ class InProcessStream(Stream):
             message = self._codec.decode(frame)
         except InvalidFrame:
             self.frames_dropped += 1
+            if self.frames_dropped > MAX_INVALID_FRAMES:
+                self._break(f"{self.frames_dropped} invalid frames from the peer")
             return
         self.deliver(message)
+
+    def _break(self, reason: str) -> None:
+        if not self._closed:
+            self.close(reason)
+            self._inbox.put(self, StreamClosed(reason))
 
     def close(self, reason: str = "closed") -> None:
         with self._lock:
@@ -86,7 +95,12 @@ def pair(
         draft_inbox: receives what the target sends.
         codec: pass every message through its frame, with full validation and byte counters.
         limits: caps of received frames; only with ``codec``.
+
+    Raises:
+        ConfigError: limits without codec.
     """
+    if limits is not None and not codec:
+        raise ConfigError("limits are checked by the codec: pass codec=True", param="limits")
     limits = limits if limits is not None else Limits()
     lock = threading.Lock()
 

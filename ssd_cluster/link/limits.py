@@ -9,6 +9,7 @@ from ssd_cluster.errors import ConfigError
 MAX_U8 = (1 << 8) - 1
 MAX_U16 = (1 << 16) - 1
 MAX_U32 = (1 << 32) - 1
+MAX_INVALID_FRAMES = 16  # a stream that brought more is closed
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,307 @@
+"""The draft link over gRPC: ``connect`` for targets, ``Listener`` for drafts.
+
+Frames cross gRPC as opaque bytes; the codec of the stream turns them into messages, so that garbage from a peer is ours
+to count and not gRPC's to raise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import socket
+from contextlib import suppress
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from ssd_cluster.config import LinkSettings
+from ssd_cluster.errors import ConfigError, LinkClosed, LinkError
+from ssd_cluster.link._pb import draft_link_pb2 as pb
+from ssd_cluster.link.codec import Side
+from ssd_cluster.link.limits import Limits
+from ssd_cluster.link.loop import LinkLoop
+from ssd_cluster.link.remote import LINGER_S, RemoteStream, Transport
+from ssd_cluster.link.stream import Inbox, Stream
+
+log = logging.getLogger(__name__)
+
+_SERVICE = pb.DESCRIPTOR.services_by_name["DraftLink"]
+_METHOD = _SERVICE.methods_by_name["Rounds"]
+_PATH = f"/{_SERVICE.full_name}/{_METHOD.name}"
+_EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
+_REASON = "ssd-reason-bin"  # trailing metadata: why a draft closed
+_ANSWER_S = 1.0  # how much longer than its own deadline a blocking call waits for the loop
+
+
+def require_loopback(host: str, key: str) -> None:
+    """Refuse to talk beyond this machine while the link has neither encryption nor credentials.
+
+    Raises:
+        ConfigError: ``host`` is not a loopback address; the message says what to set.
+    """
+    if host == "localhost":
+        return
+    with suppress(ValueError):
+        if ipaddress.ip_address(host).is_loopback:
+            return
+    raise ConfigError(
+        f"{key} = {host!r} is not a loopback address: the draft link has no TLS and no token yet, and prompts would"
+        f" travel in the clear; set {key} to 127.0.0.1 (or localhost, ::1)",
+        param=key,
+    )
+
+
+def split_endpoint(endpoint: str) -> tuple[str, int]:
+    """Host and port of ``host:port`` or ``[v6]:port``.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    host, colon, port = endpoint.rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigError(f"endpoint {endpoint!r} is not host:port", param="endpoint")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _require_free(host: str, port: int) -> None:
+    """Say that a port is taken before gRPC finds out: it would also write to stderr."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise LinkError(f"cannot listen on {_join_endpoint(host, port)}: {error.strerror or error}") from None
+
+
+def _join_endpoint(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _options(settings: LinkSettings) -> list[tuple[str, int]]:
+    """Channel arguments of both sides; keepalive finds dead machines below our own pings."""
+    keepalive_ms = int(settings.session_ttl_s * 500)
+    return [
+        ("grpc.max_send_message_length", settings.frame_bytes),
+        ("grpc.max_receive_message_length", settings.frame_bytes),
+        ("grpc.keepalive_time_ms", keepalive_ms),
+        ("grpc.keepalive_timeout_ms", keepalive_ms),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 100),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.enable_retries", 0),
+        ("grpc.enable_http_proxy", 0),  # a proxy of the environment is not for this link
+        ("grpc.use_local_subchannel_pool", 1),  # a reconnect does not inherit the back-off of a dead one
+        ("grpc.so_reuseport", 0),  # a busy port is an error
+    ]
+
+
+def _limits(settings: LinkSettings) -> Limits:
+    return Limits(frame_bytes=settings.frame_bytes)
+
+
+class _ClientTransport(Transport):
+    """The target's end of a call, and the channel that carries nothing else."""
+
+    def __init__(self, channel: Any, call: Any) -> None:
+        self._channel = channel
+        self._call = call
+
+    async def read(self) -> bytes | None:
+        try:
+            frame = await self._call.read()
+            if frame is not _EOF:
+                return bytes(frame)
+            reason = dict(await self._call.trailing_metadata()).get(_REASON)
+        except grpc.aio.AioRpcError as error:
+            raise LinkClosed(_explain(error)) from None
+        if isinstance(reason, bytes):
+            raise LinkClosed(f"closed by the peer: {reason.decode(errors='replace')}")
+        return None
+
+    async def write(self, frame: bytes) -> None:
+        try:
+            await self._call.write(frame)
+        except grpc.aio.AioRpcError as error:
+            raise LinkClosed(_explain(error)) from None
+        except (asyncio.InvalidStateError, grpc.aio.UsageError):
+            raise LinkClosed("the call has ended") from None
+
+    async def end_writing(self) -> None:
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await self._call.done_writing()
+
+    async def finish(self, reason: str, clean: bool) -> None:
+        self._call.cancel()
+        await self._channel.close()
+
+
+class _ServerTransport(Transport):
+    """The draft's end of a call; the call ends when its handler returns."""
+
+    def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        self._context = context
+
+    async def read(self) -> bytes | None:
+        try:
+            frame = await self._context.read()
+        except (grpc.aio.BaseError, RuntimeError) as error:
+            raise LinkClosed(f"the call broke: {type(error).__name__}") from None
+        return None if frame is _EOF else bytes(frame)
+
+    async def write(self, frame: bytes) -> None:
+        try:
+            await self._context.write(frame)
+        except (grpc.aio.BaseError, RuntimeError) as error:
+            raise LinkClosed(f"the call broke: {type(error).__name__}") from None
+
+    async def end_writing(self) -> None:
+        """Returning from the handler does that, after the queued frames."""
+
+    async def finish(self, reason: str, clean: bool) -> None:
+        if clean:
+            self._context.set_trailing_metadata(((_REASON, reason.encode()),))
+        else:
+            self._context.set_code(grpc.StatusCode.ABORTED)
+            self._context.set_details(reason)
+
+
+def _explain(error: grpc.aio.AioRpcError) -> str:
+    return f"{error.code().name.lower()}: {error.details() or 'no details'}"
+
+
+def connect(
+    endpoint: str, inbox: Inbox, settings: LinkSettings, loop: LinkLoop, limits: Limits | None = None
+) -> Stream:
+    """Open a stream to the draft at ``endpoint`` (``host:port``); blocks at most ``settings.connect_timeout_s``.
+
+    Whatever the draft sends goes into ``inbox``. Not to be called on the loop's thread.
+
+    Raises:
+        ConfigError: the endpoint is malformed or not on this machine.
+        LinkError: nothing answers there, it is no draft, or the deadline passed.
+    """
+    host, port = split_endpoint(endpoint)
+    require_loopback(host, "endpoint")
+    opening = _open(_join_endpoint(host, port), inbox, settings, loop, limits or _limits(settings))
+    return loop.call(opening, settings.connect_timeout_s + _ANSWER_S)
+
+
+async def _open(endpoint: str, inbox: Inbox, settings: LinkSettings, loop: LinkLoop, limits: Limits) -> Stream:
+    channel: Any = grpc.aio.insecure_channel(endpoint, options=_options(settings))
+    call = channel.stream_stream(_PATH)()
+    try:
+        # The draft sends its initial metadata at once, so this also proves that a draft is there.
+        await asyncio.wait_for(call.wait_for_connection(), settings.connect_timeout_s)
+    except BaseException as error:
+        call.cancel()
+        await channel.close()
+        if isinstance(error, grpc.aio.AioRpcError):
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                raise LinkError(f"what listens at {endpoint} is no draft of this project") from None
+            raise LinkError(f"no draft answers at {endpoint}: {_explain(error)}") from None
+        if isinstance(error, TimeoutError):
+            raise LinkError(f"no draft answered at {endpoint} within {settings.connect_timeout_s:g} s") from None
+        raise
+    stream = RemoteStream(Side.TARGET, endpoint, _ClientTransport(channel, call), inbox, settings, loop, limits)
+    loop.spawn(stream.run())
+    return stream
+
+
+class Listener:
+    """Accepts streams of targets; whatever they send goes into one inbox, with the stream it came on.
+
+    A stream shows itself to the owner of the inbox with its first message (a Hello).
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        inbox: Inbox,
+        settings: LinkSettings,
+        loop: LinkLoop,
+        limits: Limits | None = None,
+    ) -> None:
+        """Listen on ``host:port``; port 0 takes a free one.
+
+        Raises:
+            ConfigError: ``host`` is not a loopback address.
+            LinkError: the port is taken or may not be used.
+        """
+        require_loopback(host, "host")
+        self._inbox = inbox
+        self._settings = settings
+        self._loop = loop
+        self._limits = limits or _limits(settings)
+        self._streams: set[RemoteStream] = set()
+        self._server: grpc.aio.Server | None = None
+        self._host = host
+        _require_free(host, port)
+        self._port = loop.call(self._listen(port), settings.connect_timeout_s + _ANSWER_S)
+
+    @property
+    def port(self) -> int:
+        return self._port
+
+    @property
+    def endpoint(self) -> str:
+        """What a target gives to ``connect``."""
+        return _join_endpoint(self._host, self._port)
+
+    def close(self, reason: str = "the draft stops", timeout_s: float = 5.0) -> None:
+        """End every stream, release the port; safe to call twice.
+
+        Raises:
+            LinkError: the deadline passed.
+        """
+        if self._loop.running:
+            self._loop.call(self.shutdown(reason), timeout_s)
+
+    async def shutdown(self, reason: str) -> None:
+        """``close`` for the loop's own thread."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        streams = list(self._streams)
+        await asyncio.gather(*(stream.shutdown(reason) for stream in streams))
+        await server.stop(LINGER_S)
+        self._loop.disown(self)
+
+    async def _listen(self, port: int) -> int:
+        server = grpc.aio.server(options=_options(self._settings))
+        handler = grpc.stream_stream_rpc_method_handler(self._serve)
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(_SERVICE.full_name, {_METHOD.name: handler}),)
+        )
+        try:
+            bound = server.add_insecure_port(_join_endpoint(self._host, port))
+        except RuntimeError as error:
+            await server.stop(None)
+            raise LinkError(f"cannot listen on {_join_endpoint(self._host, port)}: {error}") from None
+        await server.start()
+        self._server = server
+        self._loop.own(self)
+        return bound
+
+    async def _serve(self, _requests: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        if self._server is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the draft stops")
+        await context.send_initial_metadata(())
+        stream = RemoteStream(
+            Side.DRAFT,
+            context.peer(),
+            _ServerTransport(context),
+            self._inbox,
+            self._settings,
+            self._loop,
+            self._limits,
+        )
+        self._streams.add(stream)
+        try:
+            await stream.run()
+        finally:
+            self._streams.discard(stream)
