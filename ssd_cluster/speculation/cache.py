@@ -123,6 +123,7 @@ class SpeculationCache:
                 origin=BlockOrigin(block.block_seq, index, 0),
             )
             stale += not fits
+        self._trie.trim()
         return stale
 
     def resolve(self, tokens: Sequence[int], k: int) -> Resolution:

@@ -39,8 +39,8 @@ def hit_probability(p_primary: float, p_backup: float) -> float:
 def speed(p_hit: float, e_hit: float, e_miss: float, t_primary: float, t_backup: float, batch: int = 1) -> float:
     """S: tokens per sequence and verify time with speculation caches.
 
-    [p e_hit + (1 - p) e_miss] / [p^b max(1, T_p) + (1 - p^b)(1 + T_b)]; a batch of b that waits together pays for a miss
-    unless all of its rows hit. Plain decoding has speed 1 if its step costs one verify time.
+    [p e_hit + (1 - p) e_miss] / [p^b max(1, T_p) + (1 - p^b)(1 + T_b)]; a batch of b that waits together pays for a
+    miss unless all of its rows hit. Plain decoding has speed 1 if its step costs one verify time.
 
     Args:
         p_hit: share of rows that hit.
@@ -72,14 +72,11 @@ def worth_extending(a: float, K: int, seconds_of: Callable[[int], float]) -> boo
 
 
 def best_lookahead(a: float, seconds_of: Callable[[int], float], most: int) -> int:
-    """The K <= ``most`` at which extending stops paying, from K = 0 up.
+    """The K in 0..``most`` of the most tokens per second, E(K) / T(K); the smallest of equals.
 
-    This is the best K where T is convex (each further token costs at least as much as the one before).
+    Where T is convex, extending from 0 while ``worth_extending`` holds ends at the same K.
     """
-    K = 0
-    while K < most and worth_extending(a, K, seconds_of):
-        K += 1
-    return K
+    return max(range(most + 1), key=lambda K: (expected_tokens(a, K) / seconds_of(K), -K))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ kept only for the chain of the newest branch that the outcome named; the same to
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -80,7 +81,7 @@ class TokenTrie:
 
     Args:
         base_len: committed tokens (prompt + output).
-        max_nodes: node budget; beyond it the oldest, then the least probable leaves go first.
+        max_nodes: node budget, kept by ``trim``.
     """
 
     def __init__(self, base_len: int, max_nodes: int = 400) -> None:
@@ -151,8 +152,6 @@ class TokenTrie:
                     child.rank = rank
             node = child
         self._size = size
-        if size > self._max_nodes:
-            self._evict()
         return True
 
     def advance(self, tokens: Sequence[int]) -> Walk:
@@ -209,6 +208,23 @@ class TokenTrie:
             node = step[1]
         return chain
 
+    def trim(self) -> None:
+        """Drop leaves until the node budget holds: those of the oldest branches first, then those of the lowest score.
+
+        To be called once per block, since it looks at every node.
+        """
+        if len(self) <= self._max_nodes:
+            return
+        above = {parent.children[token]: (parent, token) for parent, token in self._below_root()}
+        leaves = [(node.age, node.worth, order, node) for order, node in enumerate(above) if not node.children]
+        heapq.heapify(leaves)
+        for order in range(len(above), len(above) + len(self) - self._max_nodes):
+            parent, token = above[heapq.heappop(leaves)[3]]
+            del parent.children[token]
+            if not parent.children and parent is not self._root:
+                heapq.heappush(leaves, (parent.age, parent.worth, order, parent))
+        self._size = self._max_nodes
+
     def _below_root(self) -> Iterator[tuple[_Node, int]]:
         """Every (parent, token), parents before children."""
         stack = [self._root]
@@ -218,17 +234,6 @@ class TokenTrie:
                 yield parent, token
                 stack.append(child)
 
-    def _evict(self) -> None:
-        """Drop leaves until the budget holds: those of the oldest branches first, then those of the lowest score."""
-        size = len(self)
-        while size > self._max_nodes:
-            leaves = [(parent, token) for parent, token in self._below_root() if not parent.children[token].children]
-            leaves.sort(key=_worth)
-            for parent, token in leaves[: size - self._max_nodes]:
-                del parent.children[token]
-                size -= 1
-        self._size = size
-
 
 def _bare_root() -> _Node:
     return _Node(0.0, 0, 0.0, "none", ProposalKind.NONE)
@@ -236,8 +241,3 @@ def _bare_root() -> _Node:
 
 def _preference(item: tuple[int, _Node]) -> tuple[float, int]:
     return item[1].score, item[1].age
-
-
-def _worth(leaf: tuple[_Node, int]) -> tuple[int, float]:
-    node = leaf[0].children[leaf[1]]
-    return node.age, node.worth
