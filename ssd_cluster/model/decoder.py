@@ -1,0 +1,74 @@
+"""The decoder of the Llama-like families: Llama, Mistral, Qwen2, Qwen3."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ssd_cluster.model.attention import AttentionBackend, AttentionPlan
+from ssd_cluster.model.batch import CausalSpan, ForwardBatch
+from ssd_cluster.model.decoder_config import DecoderConfig
+from ssd_cluster.model.rope import rotate, rotation_table
+from ssd_cluster.model.weights import DecoderWeights, LayerWeights
+
+
+class Decoder:
+    """Runs flat, ragged batches; holds no state besides weights (keys and values belong to the attention backend)."""
+
+    def __init__(
+        self, config: DecoderConfig, weights: DecoderWeights, attention: AttentionBackend, n_positions: int
+    ) -> None:
+        self._config = config
+        self._weights = weights
+        self._attention = attention
+        self._device = weights.embedding.device
+        self._rotations = rotation_table(config.rope, config.head_dim, n_positions, self._device)
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """Logits [n_logits, V_out] float32, in span order, then row order."""
+        weights = self._weights
+        tokens, positions, wanted = _flatten(batch)
+        plan = self._attention.plan(batch)
+        rotation = self._rotations[torch.tensor(positions, device=self._device)].unsqueeze(1)
+        hidden = F.embedding(torch.tensor(tokens, device=self._device), weights.embedding)
+        for index, layer in enumerate(weights.layers):
+            hidden = self._layer(index, layer, hidden, rotation, plan)
+        if not wanted:
+            return torch.empty((0, weights.n_outputs), device=self._device)
+        if len(wanted) < len(tokens):
+            hidden = hidden[torch.tensor(wanted, dtype=torch.int64, device=self._device)]
+        return weights.head(self._norm(hidden, weights.norm)).float()
+
+    def _layer(self, index: int, layer: LayerWeights, hidden: Tensor, rotation: Tensor, plan: AttentionPlan) -> Tensor:
+        config = self._config
+        H, G, D = config.n_heads, config.n_kv_heads, config.head_dim
+        heads = layer.qkv(self._norm(hidden, layer.attention_norm)).view(-1, H + 2 * G, D)
+        rotated = heads[:, : H + G]
+        if layer.qk_norm is not None:
+            rotated.copy_(F.rms_norm(rotated, (D,), None, config.norm_eps) * layer.qk_norm)
+        rotate(rotated, rotation)
+        attended = plan.attend(index, heads[:, :H], heads[:, H:].view(-1, 2, G, D))
+        hidden = hidden + layer.out(attended)
+        gate, up = layer.gate_up(self._norm(hidden, layer.mlp_norm)).chunk(2, dim=-1)
+        return hidden + layer.down(F.silu(gate) * up)
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, (x.shape[-1],), weight, self._config.norm_eps)
+
+
+def _flatten(batch: ForwardBatch) -> tuple[list[int], list[int], list[int]]:
+    """(tokens, positions, rows whose logits are wanted) of a batch, in span order."""
+    tokens: list[int] = []
+    positions: list[int] = []
+    wanted: list[int] = []
+    for span in batch.spans:
+        first = len(tokens)
+        tokens += span.tokens
+        if isinstance(span, CausalSpan):
+            positions += range(span.start, span.start + len(span.tokens))
+            wanted += range(first + span.logits_from, len(tokens))
+        else:
+            positions += map(int.__add__, span.visible, span.depths)
+            wanted += range(first, len(tokens))
+    return tokens, positions, wanted

@@ -1,0 +1,71 @@
+"""Linear layers behind one seam: ``eager`` (any device) and ``packed`` (weights prepacked by oneDNN, CPU)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+PACKING_ROWS = 16
+
+
+class Linear(ABC):
+    """y = x W^T + b for x [T, in], W [out, in]."""
+
+    @abstractmethod
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None: ...
+
+    @abstractmethod
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+class EagerLinear(Linear):
+    """``torch.nn.functional.linear``."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self._weight = weight
+        self._bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self._weight, self._bias)
+
+
+class PackedLinear(Linear):
+    """oneDNN with the weight laid out once for few rows, instead of at every call.
+
+    On one Sapphire Rapids core, 8 rows: the layers of a 135M model take 17 ms instead of 27 ms in bfloat16, with equal
+    bits. In float32 a row's result does not change with the number of rows beside it (2 and more), which the plain
+    call does not give; a single row is therefore run twice.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACKING_ROWS)
+        self._bias = bias
+        self._pair = weight.dtype == torch.float32
+        self._apply = torch.ops.mkldnn._linear_pointwise.default
+
+    def __call__(self, x: Tensor) -> Tensor:
+        alone = self._pair and x.shape[0] == 1
+        rows = x.expand(2, -1).contiguous() if alone else x
+        y: Tensor = self._apply(rows, self._weight, self._bias, "none", [], "")
+        return y[:1] if alone else y
+
+
+def linear_backend(dtype: torch.dtype, device: torch.device) -> type[Linear]:
+    """The fastest backend that this build of torch offers for (dtype, device) and that computes the same here."""
+    if device.type != "cpu" or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
+        return EagerLinear
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(192, 96, generator=generator).to(dtype)
+    bias = torch.randn(192, generator=generator).to(dtype)
+    rows = torch.randn(8, 96, generator=generator).to(dtype)
+    exact = F.linear(rows, weight, bias)
+    try:
+        with torch.inference_mode():
+            packed = PackedLinear(weight, bias)(rows)
+    except (RuntimeError, NotImplementedError):
+        return EagerLinear
+    tolerance = 0.0 if dtype == torch.bfloat16 else 1e-5
+    return PackedLinear if torch.allclose(packed, exact, rtol=tolerance, atol=tolerance) else EagerLinear

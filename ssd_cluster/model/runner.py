@@ -1,0 +1,143 @@
+"""A loaded model with its KV memory: the one thing that engines run forwards on."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ssd_cluster.config import ModelSettings
+from ssd_cluster.errors import CheckpointError, ConfigError
+from ssd_cluster.model.attention import attention_backend
+from ssd_cluster.model.batch import ForwardBatch
+from ssd_cluster.model.checkpoint import open_checkpoint, resolve_checkpoint
+from ssd_cluster.model.decoder import Decoder
+from ssd_cluster.model.decoder_config import DecoderConfig, parse_config
+from ssd_cluster.model.device import pin_thread, resolve_device, resolve_dtype, set_threads
+from ssd_cluster.model.kv import BlockPool, PagedKV, TailPool
+from ssd_cluster.model.linear import linear_backend
+from ssd_cluster.model.weights import load_weights
+
+
+class ModelRunner:
+    """Runs forwards of one model. Used by one thread at a time; that thread calls ``pin`` once before it starts.
+
+    Attributes:
+        config: shape of the model.
+        max_context: positions a sequence may have here: limited by the model, the settings and the KV pool.
+        pool: bookkeeping of the KV pages.
+        tails: slots for speculation branches, or None.
+        output_ids: [V_out] int64, target id of each column of the logits, or None if column and id are the same.
+        model_hash: names the checkpoint; equal for equal weights.
+        device: where it runs.
+        dtype: of weights and KV pages.
+    """
+
+    def __init__(
+        self,
+        settings: ModelSettings,
+        config: DecoderConfig,
+        decoder: Decoder,
+        *,
+        max_context: int,
+        pool: BlockPool,
+        tails: TailPool | None,
+        output_ids: Tensor | None,
+        model_hash: str,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self.config = config
+        self.max_context = max_context
+        self.pool = pool
+        self.tails = tails
+        self.output_ids = output_ids
+        self.model_hash = model_hash
+        self.device = device
+        self.dtype = dtype
+        self._settings = settings
+        self._decoder: Decoder | None = decoder
+
+    def pin(self) -> None:
+        """Give the calling thread this model's cores and compute threads.
+
+        Raises:
+            ConfigError: the cores cannot be used.
+        """
+        if self._settings.cores is not None:
+            pin_thread(self._settings.cores)
+        set_threads(self._settings.compute_threads)
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """Run every token of every span; writes their keys and values.
+
+        Returns:
+            [n_logits, V_out] float32 on ``device``, in span order, then row order.
+
+        Raises:
+            ValueError: a span does not fit its block table, its tails, or the context.
+            RuntimeError: the runner is closed.
+        """
+        if self._decoder is None:
+            raise RuntimeError("the model runner is closed")
+        return self._decoder.forward(batch)
+
+    def close(self) -> None:
+        """Drop weights and KV memory; safe to call twice."""
+        self._decoder = None
+        self.tails = None
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def load_runner(settings: ModelSettings, *, tail_slots: int = 0, tail_depth: int = 0) -> ModelRunner:
+    """Load a model and reserve its KV memory.
+
+    ``tail_slots`` and ``tail_depth`` size the memory of speculation branches (slots, tokens per slot); 0: none.
+
+    Raises:
+        CheckpointError: the checkpoint is missing, broken, or needs a feature that the decoder does not have.
+        ConfigError: device, context or KV size do not fit the model.
+    """
+    set_threads(settings.compute_threads)
+    checkpoint = open_checkpoint(resolve_checkpoint(settings.path))
+    config = parse_config(checkpoint.config, checkpoint.generation_config)
+    max_context = _max_context(settings, config)
+    device = resolve_device(settings.device)
+    dtype = resolve_dtype(settings.dtype, device)
+    weights = load_weights(config, checkpoint.tensors(), linear_backend(dtype, device), dtype, device)
+    pool = BlockPool(settings.kv_tokens // settings.block_size, settings.block_size, settings.prefix_cache)
+    kv = PagedKV(config.n_layers, pool, config.n_kv_heads, config.head_dim, dtype, device)
+    tails = None
+    if tail_slots and tail_depth:
+        tails = TailPool(tail_slots, tail_depth, config.n_layers, config.n_kv_heads, config.head_dim, device)
+    attention = attention_backend(settings.attention)(config, kv, tails)
+    return ModelRunner(
+        settings,
+        config,
+        Decoder(config, weights, attention, max_context),
+        max_context=max_context,
+        pool=pool,
+        tails=tails,
+        output_ids=weights.output_ids,
+        model_hash=checkpoint.hash,
+        device=device,
+        dtype=dtype,
+    )
+
+
+def _max_context(settings: ModelSettings, config: DecoderConfig) -> int:
+    asked = settings.max_context
+    if asked is not None and asked > config.max_context:
+        raise ConfigError(
+            f"max_context {asked} is more than the {config.max_context} tokens that {settings.path} was made for",
+            param="max_context",
+        )
+    context = asked or config.max_context
+    if config.sliding_window is not None and config.sliding_window < context:
+        raise CheckpointError(
+            f"{settings.path} uses sliding-window attention over {config.sliding_window} tokens, which is not "
+            f"supported; set max_context to at most {config.sliding_window}",
+            param="max_context",
+        )
+    return min(context, settings.kv_tokens // settings.block_size * settings.block_size)
