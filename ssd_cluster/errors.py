@@ -85,6 +85,12 @@ class OutOfBlocks(SsdClusterError):
     code = "out_of_kv_blocks"
 
 
+class NumericalError(SsdClusterError):
+    """A row of logits leaves no token to draw: NaN, infinite, or everything banned; raised where a token is drawn."""
+
+    code = "numerical_error"
+
+
 class LinkError(SsdClusterError):
     """The link between a target and a draft failed."""
 

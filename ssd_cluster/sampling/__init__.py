@@ -1,0 +1,1 @@
+"""Sampling parameters, processing of logits, counter-based noise, and draws that share it."""
