@@ -113,13 +113,14 @@ class WaitEstimator:
     """Running means of what a decision needs, from the rounds of one target.
 
     Before anything is measured a wait counts as free, so that the first misses wait and show what it costs. Each miss
-    that does not wait lets the estimate fade, so that one slow moment is not believed for ever.
+    that does not wait lets the estimate fade, so that one slow moment is not believed for ever; the next wait, which
+    shows whether it still holds, restores it.
 
     Args:
         policy: how to decide.
         k: lookahead, for the prior of E_h.
         rate: weight of a new observation.
-        fade: factor on the wait per miss that did not wait.
+        fade: factor on the estimated wait per miss that did not wait.
     """
 
     def __init__(self, policy: WaitPolicy, k: int, *, rate: float = 0.05, fade: float = 0.98) -> None:
@@ -129,8 +130,14 @@ class WaitEstimator:
         self._e_hit = expected_tokens(_PRIOR_ACCEPTANCE, k)
         self._e_fallback = 1.0
         self._p_hit = 0.5
-        self._wait_s = 0.0
+        self._wait_s: float | None = None
+        self._trust = 1.0
         self._verify_s: float | None = None
+
+    @property
+    def wait_s(self) -> float | None:
+        """Mean duration of a wait, seconds; None before the first."""
+        return self._wait_s
 
     def observe_row(self, *, drafted: bool, tokens: int) -> None:
         """One row's round: ``tokens`` kept plus t*, with a proposal from a draft or with the local fallback."""
@@ -151,12 +158,14 @@ class WaitEstimator:
 
     def observe_wait(self, seconds: float) -> None:
         """Duration of one wait for just-in-time chains, timed out or not."""
-        weight = self._rate if self._wait_s else 1.0
-        self._wait_s += weight * (seconds - self._wait_s)
+        self._trust = 1.0
+        if self._wait_s is None:
+            self._wait_s = seconds
+        self._wait_s += self._rate * (seconds - self._wait_s)
 
     def situation(self, batch: int, missing: int) -> MissSituation:
         """The estimates for a batch of ``batch`` rows, ``missing`` of them without a proposal."""
-        wait = self._wait_s / self._verify_s if self._verify_s else 0.0
+        wait = self._trust * (self._wait_s or 0.0) / self._verify_s if self._verify_s else 0.0
         return MissSituation(batch, missing, wait, self._e_hit, self._e_fallback, self._p_hit)
 
     def should_wait(self, batch: int, missing: int) -> bool:
@@ -165,5 +174,5 @@ class WaitEstimator:
             return False
         decision = self._policy.should_wait(self.situation(batch, missing))
         if not decision:
-            self._wait_s *= self._fade
+            self._trust *= self._fade
         return decision

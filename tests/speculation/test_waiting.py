@@ -92,6 +92,7 @@ def test_estimates_follow_the_rounds() -> None:
 
 def test_the_first_miss_waits_and_a_dear_wait_is_tried_again_in_the_end() -> None:
     estimator = WaitEstimator(make_policy(MissPolicy.RULE), 4)
+    assert estimator.wait_s is None
     estimator.observe_verify(0.02)
     assert estimator.should_wait(8, 1)
     estimator.observe_wait(2.0)
@@ -100,4 +101,7 @@ def test_the_first_miss_waits_and_a_dear_wait_is_tried_again_in_the_end() -> Non
         refusals += 1
         assert refusals < 1000
     assert refusals > 10
+    estimator.observe_wait(2.0)
+    assert not estimator.should_wait(8, 1), "as dear as before: believed again at once"
+    assert estimator.wait_s == pytest.approx(2.0)
     assert not estimator.should_wait(8, 0)
