@@ -17,21 +17,24 @@ import grpc
 import grpc.aio
 
 from ssd_cluster.config import LinkSettings
-from ssd_cluster.errors import ConfigError, LinkClosed, LinkError
-from ssd_cluster.link._pb import draft_link_pb2 as pb
+from ssd_cluster.errors import ConfigError, LinkError
 from ssd_cluster.link.codec import Side
+from ssd_cluster.link.grpc_transport import (
+    METHOD,
+    PATH,
+    SERVICE,
+    ClientTransport,
+    ServerTransport,
+    channel_options,
+    explain,
+)
 from ssd_cluster.link.limits import Limits
 from ssd_cluster.link.loop import LinkLoop
-from ssd_cluster.link.remote import LINGER_S, RemoteStream, Transport
+from ssd_cluster.link.remote import LINGER_S, RemoteStream
 from ssd_cluster.link.stream import Inbox, Stream
 
 log = logging.getLogger(__name__)
 
-_SERVICE = pb.DESCRIPTOR.services_by_name["DraftLink"]
-_METHOD = _SERVICE.methods_by_name["Rounds"]
-_PATH = f"/{_SERVICE.full_name}/{_METHOD.name}"
-_EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
-_REASON = "ssd-reason-bin"  # trailing metadata: why a draft closed
 _ANSWER_S = 1.0  # how much longer than its own deadline a blocking call waits for the loop
 
 
@@ -80,97 +83,8 @@ def _join_endpoint(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _options(settings: LinkSettings) -> list[tuple[str, int]]:
-    """Channel arguments of both sides; keepalive finds dead machines below our own pings."""
-    keepalive_ms = int(settings.session_ttl_s * 500)
-    return [
-        ("grpc.max_send_message_length", settings.frame_bytes),
-        ("grpc.max_receive_message_length", settings.frame_bytes),
-        ("grpc.keepalive_time_ms", keepalive_ms),
-        ("grpc.keepalive_timeout_ms", keepalive_ms),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 100),
-        ("grpc.http2.max_ping_strikes", 0),
-        ("grpc.enable_retries", 0),
-        ("grpc.enable_http_proxy", 0),  # a proxy of the environment is not for this link
-        ("grpc.use_local_subchannel_pool", 1),  # a reconnect does not inherit the back-off of a dead one
-        ("grpc.so_reuseport", 0),  # a busy port is an error
-    ]
-
-
 def _limits(settings: LinkSettings) -> Limits:
     return Limits(frame_bytes=settings.frame_bytes)
-
-
-class _ClientTransport(Transport):
-    """The target's end of a call, and the channel that carries nothing else."""
-
-    def __init__(self, channel: Any, call: Any) -> None:
-        self._channel = channel
-        self._call = call
-
-    async def read(self) -> bytes | None:
-        try:
-            frame = await self._call.read()
-            if frame is not _EOF:
-                return bytes(frame)
-            reason = dict(await self._call.trailing_metadata()).get(_REASON)
-        except grpc.aio.AioRpcError as error:
-            raise LinkClosed(_explain(error)) from None
-        if isinstance(reason, bytes):
-            raise LinkClosed(f"closed by the peer: {reason.decode(errors='replace')}")
-        return None
-
-    async def write(self, frame: bytes) -> None:
-        try:
-            await self._call.write(frame)
-        except grpc.aio.AioRpcError as error:
-            raise LinkClosed(_explain(error)) from None
-        except (asyncio.InvalidStateError, grpc.aio.UsageError):
-            raise LinkClosed("the call has ended") from None
-
-    async def end_writing(self) -> None:
-        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            await self._call.done_writing()
-
-    async def finish(self, reason: str, clean: bool) -> None:
-        self._call.cancel()
-        await self._channel.close()
-
-
-class _ServerTransport(Transport):
-    """The draft's end of a call; the call ends when its handler returns."""
-
-    def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        self._context = context
-
-    async def read(self) -> bytes | None:
-        try:
-            frame = await self._context.read()
-        except (grpc.aio.BaseError, RuntimeError) as error:
-            raise LinkClosed(f"the call broke: {type(error).__name__}") from None
-        return None if frame is _EOF else bytes(frame)
-
-    async def write(self, frame: bytes) -> None:
-        try:
-            await self._context.write(frame)
-        except (grpc.aio.BaseError, RuntimeError) as error:
-            raise LinkClosed(f"the call broke: {type(error).__name__}") from None
-
-    async def end_writing(self) -> None:
-        """Returning from the handler does that, after the queued frames."""
-
-    async def finish(self, reason: str, clean: bool) -> None:
-        if clean:
-            self._context.set_trailing_metadata(((_REASON, reason.encode()),))
-        else:
-            self._context.set_code(grpc.StatusCode.ABORTED)
-            self._context.set_details(reason)
-
-
-def _explain(error: grpc.aio.AioRpcError) -> str:
-    return f"{error.code().name.lower()}: {error.details() or 'no details'}"
 
 
 def connect(
@@ -191,8 +105,8 @@ def connect(
 
 
 async def _open(endpoint: str, inbox: Inbox, settings: LinkSettings, loop: LinkLoop, limits: Limits) -> Stream:
-    channel: Any = grpc.aio.insecure_channel(endpoint, options=_options(settings))
-    call = channel.stream_stream(_PATH)()
+    channel: Any = grpc.aio.insecure_channel(endpoint, options=channel_options(settings))
+    call = channel.stream_stream(PATH)()
     try:
         # The draft sends its initial metadata at once, so this also proves that a draft is there.
         await asyncio.wait_for(call.wait_for_connection(), settings.connect_timeout_s)
@@ -202,11 +116,11 @@ async def _open(endpoint: str, inbox: Inbox, settings: LinkSettings, loop: LinkL
         if isinstance(error, grpc.aio.AioRpcError):
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 raise LinkError(f"what listens at {endpoint} is no draft of this project") from None
-            raise LinkError(f"no draft answers at {endpoint}: {_explain(error)}") from None
+            raise LinkError(f"no draft answers at {endpoint}: {explain(error)}") from None
         if isinstance(error, TimeoutError):
             raise LinkError(f"no draft answered at {endpoint} within {settings.connect_timeout_s:g} s") from None
         raise
-    stream = RemoteStream(Side.TARGET, endpoint, _ClientTransport(channel, call), inbox, settings, loop, limits)
+    stream = RemoteStream(Side.TARGET, endpoint, ClientTransport(channel, call), inbox, settings, loop, limits)
     loop.spawn(stream.run())
     return stream
 
@@ -272,11 +186,9 @@ class Listener:
         self._loop.disown(self)
 
     async def _listen(self, port: int) -> int:
-        server = grpc.aio.server(options=_options(self._settings))
+        server = grpc.aio.server(options=channel_options(self._settings))
         handler = grpc.stream_stream_rpc_method_handler(self._serve)
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(_SERVICE.full_name, {_METHOD.name: handler}),)
-        )
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
         try:
             bound = server.add_insecure_port(_join_endpoint(self._host, port))
         except RuntimeError as error:
@@ -294,7 +206,7 @@ class Listener:
         stream = RemoteStream(
             Side.DRAFT,
             context.peer(),
-            _ServerTransport(context),
+            ServerTransport(context),
             self._inbox,
             self._settings,
             self._loop,

@@ -1,0 +1,113 @@
+"""The two ends of a gRPC call as frame transports, and the channel arguments of both sides."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from ssd_cluster.config import LinkSettings
+from ssd_cluster.errors import LinkClosed
+from ssd_cluster.link._pb import draft_link_pb2 as pb
+from ssd_cluster.link.remote import Transport
+
+_service = pb.DESCRIPTOR.services_by_name["DraftLink"]
+SERVICE: str = _service.full_name
+METHOD: str = _service.methods_by_name["Rounds"].name
+PATH = f"/{SERVICE}/{METHOD}"
+
+_EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
+_REASON = "ssd-reason-bin"  # trailing metadata: why a draft closed
+
+
+def channel_options(settings: LinkSettings) -> list[tuple[str, int]]:
+    """Channel arguments of both sides; keepalive finds dead machines below our own pings."""
+    keepalive_ms = int(settings.session_ttl_s * 500)
+    return [
+        ("grpc.max_send_message_length", settings.frame_bytes),
+        ("grpc.max_receive_message_length", settings.frame_bytes),
+        ("grpc.keepalive_time_ms", keepalive_ms),
+        ("grpc.keepalive_timeout_ms", keepalive_ms),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 100),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.enable_retries", 0),
+        ("grpc.enable_http_proxy", 0),  # a proxy of the environment is not for this link
+        ("grpc.use_local_subchannel_pool", 1),  # a reconnect does not inherit the back-off of a dead one
+        ("grpc.so_reuseport", 0),  # a busy port is an error
+    ]
+
+
+class ClientTransport(Transport):
+    """The target's end of a call, and the channel that carries nothing else."""
+
+    def __init__(self, channel: Any, call: Any) -> None:
+        self._channel = channel
+        self._call = call
+
+    async def read(self) -> bytes | None:
+        try:
+            frame = await self._call.read()
+            if frame is not _EOF:
+                return bytes(frame)
+            reason = dict(await self._call.trailing_metadata()).get(_REASON)
+        except grpc.aio.AioRpcError as error:
+            raise LinkClosed(explain(error)) from None
+        if isinstance(reason, bytes):
+            raise LinkClosed(f"closed by the peer: {reason.decode(errors='replace')}")
+        return None
+
+    async def write(self, frame: bytes) -> None:
+        try:
+            await self._call.write(frame)
+        except grpc.aio.AioRpcError as error:
+            raise LinkClosed(explain(error)) from None
+        except (asyncio.InvalidStateError, grpc.aio.UsageError):
+            raise LinkClosed("the call has ended") from None
+
+    async def end_writing(self) -> None:
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await self._call.done_writing()
+
+    async def finish(self, reason: str, clean: bool) -> None:
+        self._call.cancel()
+        await self._channel.close()
+
+
+class ServerTransport(Transport):
+    """The draft's end of a call; the call ends when its handler returns."""
+
+    def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        self._context = context
+
+    async def read(self) -> bytes | None:
+        try:
+            frame = await self._context.read()
+        except (grpc.aio.BaseError, RuntimeError) as error:
+            raise LinkClosed(f"the call broke: {type(error).__name__}") from None
+        return None if frame is _EOF else bytes(frame)
+
+    async def write(self, frame: bytes) -> None:
+        try:
+            await self._context.write(frame)
+        except (grpc.aio.BaseError, RuntimeError) as error:
+            raise LinkClosed(f"the call broke: {type(error).__name__}") from None
+
+    async def end_writing(self) -> None:
+        """Returning from the handler does that, after the queued frames."""
+
+    async def finish(self, reason: str, clean: bool) -> None:
+        if clean:
+            self._context.set_trailing_metadata(((_REASON, reason.encode()),))
+        else:
+            self._context.set_code(grpc.StatusCode.ABORTED)
+            self._context.set_details(reason)
+
+
+def explain(error: grpc.aio.AioRpcError) -> str:
+    """A broken call in words."""
+    return f"{error.code().name.lower()}: {error.details() or 'no details'}"
