@@ -122,7 +122,10 @@ class BreakerSettings(Settings):
 
 
 class TargetSettings(Settings):
-    """A target replica: the model that verifies, its scheduler, and how it speculates."""
+    """A target replica: the model that verifies, its scheduler, and how it speculates.
+
+    ``stall_s``: an engine with work that finishes no step for this long is unhealthy.
+    """
 
     model: ModelSettings
     served_name: str | None = None
@@ -132,6 +135,7 @@ class TargetSettings(Settings):
     prefill_chunk: int = Field(default=256, ge=1)
     step_tokens: int = Field(default=512, ge=1)
     default_max_tokens: int = Field(default=512, ge=1)
+    stall_s: float = Field(default=60.0, gt=0)
     speculation: SpeculationSettings = SpeculationSettings()
     link: LinkSettings = LinkSettings()
     breaker: BreakerSettings = BreakerSettings()
@@ -142,7 +146,12 @@ class TargetSettings(Settings):
 
 
 class DraftSettings(Settings):
-    """A draft replica: sessions of all its targets share one model, one KV budget and one batch."""
+    """A draft replica: sessions of all its targets share one model, one KV budget and one batch.
+
+    ``target_weights``: share of a target (by its id) relative to others, 1 where it is not named. ``idle_s``: a session
+    without a commit for this long may lose its KV pages to another. ``load_interval_s``: longest time between two Load
+    messages.
+    """
 
     model: ModelSettings
     k_max: int = Field(default=8, ge=1, le=64)
@@ -151,6 +160,9 @@ class DraftSettings(Settings):
     max_step_rows: int = Field(default=64, ge=1)
     prefill_chunk: int = Field(default=256, ge=1)
     fanout: FanoutLaw = FanoutLaw.MEASURED
+    target_weights: dict[str, Annotated[float, Field(gt=0)]] = {}
+    idle_s: float = Field(default=1.0, gt=0)
+    load_interval_s: float = Field(default=1.0, gt=0)
     host: str = "127.0.0.1"
     port: int = Field(default=0, ge=0, le=65535)
     link: LinkSettings = LinkSettings()
@@ -168,3 +180,18 @@ def cache_dir() -> Path:
         return Path(explicit).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base).expanduser() if base else Path.home() / ".cache") / "ssd_cluster"
+
+
+def set_ray_environment() -> None:
+    """Settings of a Ray that serves this machine only; they are read when ray is imported and by its child processes.
+
+    Loopback addresses, no telemetry, no token in the home folder, nothing to wait for at the end.
+    """
+    os.environ.update(
+        RAY_AUTH_MODE="disabled",
+        RAY_USAGE_STATS_ENABLED="0",
+        RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0",  # despite its name: 0 makes the node's address 127.0.0.1 on any system
+        RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
+        RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S="0",
+    )
+    os.environ.pop("RAY_ADDRESS", None)

@@ -1,0 +1,286 @@
+"""The draft sessions of one target: where they live, what is sent for them, how refusals are answered.
+
+Everything here runs on the engine thread and never waits. Whatever a draft does or does not do, a session only ever
+turns ``DETACHED``, and its row goes on with the local fallback.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterable
+
+from ssd_cluster.config import TargetSettings
+from ssd_cluster.link.messages import (
+    Block,
+    BlockBatch,
+    Close,
+    CommitBatch,
+    CommitRow,
+    Load,
+    Message,
+    Nack,
+    NackCode,
+    Open,
+    Opened,
+    Pull,
+)
+from ssd_cluster.metrics import TargetMetrics
+from ssd_cluster.speculation.cache import SpeculationCache
+from ssd_cluster.target.links import DraftLinks
+from ssd_cluster.target.replica import DraftReplica, ReplicaState
+from ssd_cluster.target.session import Ceilings, Session, SessionState, SessionTerms
+from ssd_cluster.types import Mode
+
+logger = logging.getLogger(__name__)
+
+_REFUSALS = frozenset({NackCode.TOO_LONG, NackCode.MISMATCH, NackCode.BAD_TOKEN})
+_REOPENINGS = frozenset({NackCode.UNKNOWN, NackCode.CONFLICT})
+
+
+class DraftPool:
+    """Sessions over the draft replicas of one target.
+
+    Args:
+        links: connections to the replicas.
+        settings: of the target.
+        vocabulary: ids from here on are invalid in blocks.
+        metrics: counters of this target.
+        clock: seconds, monotonic.
+        rng: session ids.
+    """
+
+    def __init__(
+        self,
+        links: DraftLinks,
+        settings: TargetSettings,
+        vocabulary: int,
+        metrics: TargetMetrics,
+        clock: Callable[[], float],
+        rng: random.Random,
+    ) -> None:
+        self.links = links
+        self._speculation = settings.speculation
+        self._rows = settings.speculation.rows if settings.mode is Mode.SSD else 0
+        self._breaker = settings.breaker
+        self._vocabulary = vocabulary
+        self._metrics = metrics
+        self._clock = clock
+        self._rng = rng
+        self._logged: set[str] = set()
+
+    @property
+    def ready(self) -> bool:
+        """Whether any replica can be used."""
+        return any(replica.state is ReplicaState.READY for replica in self.links.replicas)
+
+    def session(self, terms: SessionTerms) -> Session:
+        """A new handle, not opened yet."""
+        return Session(self._rng.getrandbits(64), terms)
+
+    def may_open(self, session: Session) -> bool:
+        """Whether it is worth calling ``open`` for a detached session now."""
+        return session.state is SessionState.DETACHED and not session.refused and self._clock() >= session.retry_at
+
+    def open(self, session: Session) -> bool:
+        """Open a detached session where there is room; False if there is none now."""
+        replica = self._pick(exclude=None)
+        if replica is None:
+            return False
+        self._open_on(session, replica)
+        return session.replica is replica
+
+    def ceilings(self, session: Session, n_left: int, due_us: int) -> Ceilings:
+        """What the next commit allows.
+
+        Args:
+            session: an open session.
+            n_left: tokens the choice may still emit; a block serves the round after the next one, so the last two
+                tokens need none.
+            due_us: expected end of the verification that starts now.
+        """
+        replica = session.replica
+        k = min(session.terms.k, replica.k_max) if replica is not None else 0
+        rows = replica.rows_each(self._rows) if replica is not None and n_left > 2 else 0
+        return Ceilings(k, rows, due_us)
+
+    def send(self, rows: Iterable[tuple[Session, CommitRow]]) -> None:
+        """Send commit rows, one frame per replica."""
+        now = self._clock()
+        frames: dict[int, tuple[DraftReplica, list[CommitRow]]] = {}
+        for session, row in rows:
+            if session.replica is not None:
+                frames.setdefault(id(session.replica), (session.replica, []))[1].append(row)
+        for replica, batch in frames.values():
+            self.links.send(replica, CommitBatch(tuple(batch)), now)
+
+    def pull(self, session: Session, k: int, deadline_us: int) -> None:
+        """Ask once more for an overdue block."""
+        if session.replica is not None:
+            wanted = Pull(session.id, session.epoch, len(session.terms.tokens), k, deadline_us)
+            self.links.send(session.replica, wanted, self._clock())
+
+    def forget(self, session: Session) -> None:
+        """The choice has ended and its last commit has said so."""
+        if session.replica is not None:
+            session.replica.sessions.pop(session.id, None)
+        session.detach()
+
+    def close(self, session: Session, retry_at: float = 0.0) -> None:
+        """End a session that the draft does not know to be over (abort, detach)."""
+        replica = session.replica
+        self.forget(session)
+        session.detach(retry_at)
+        if replica is not None:
+            self.links.send(replica, Close((session.id,)), self._clock())
+
+    def observe(self, session: Session, late: bool) -> None:
+        """Count a round for which a block was asked; sessions of a replica that is late too often are detached."""
+        replica = session.replica
+        if replica is None or session.state is SessionState.OPENING:
+            return
+        now = self._clock()
+        session.observe(late)
+        if replica.breaker.record(late, now):
+            logger.warning("draft_late replica=%s sessions=%d", replica.name, len(replica.sessions))
+            self._metrics.draft_failures.labels("late").inc()
+            for other in list(replica.sessions.values()):
+                self.close(other)
+        elif session.late_rounds >= self._breaker.window:
+            self.close(session, now + self._breaker.retry_s)
+
+    def receive(self) -> None:
+        """Take in everything that has arrived. Sessions must be at their committed length."""
+        now = self._clock()
+        for replica, message in self.links.receive(now):
+            self._handle(replica, message, now)
+
+    def tick(self) -> None:
+        """Connections, pings and byte counters; call it every round and when idle."""
+        self.links.tick(self._clock())
+
+    def _handle(self, replica: DraftReplica, message: Message, now: float) -> None:
+        if isinstance(message, BlockBatch):
+            for block in message.blocks:
+                self._take(replica, block)
+        elif isinstance(message, Opened):
+            session = self._current(replica, message.session, message.epoch)
+            if session is not None and session.state is SessionState.OPENING:
+                session.state = SessionState.ATTACHED
+        elif isinstance(message, Nack):
+            session = self._current(replica, message.session, message.epoch)
+            if session is not None:
+                self._refused(session, replica, message, now)
+        elif isinstance(message, Load):
+            self._obey(replica, now)
+        else:
+            self._metrics.link_dropped.labels("unexpected").inc()
+
+    def _take(self, replica: DraftReplica, block: Block) -> None:
+        session = self._current(replica, block.session, block.epoch)
+        if session is None or session.cache is None:
+            return
+        valid = tuple(b for b in block.branches if b.k >= 0 and self._known(b.t_star, b.tokens))
+        if len(valid) < len(block.branches):
+            self._metrics.link_dropped.labels("invalid").inc()
+            if not valid:
+                return
+            block = Block(block.session, block.epoch, block.block_seq, block.base_len, block.fingerprint, valid)
+        stale = session.cache.add_block(block, session.terms.kind)
+        if stale and stale == len(valid):
+            self._metrics.link_dropped.labels("stale").inc()
+        elif session.state is SessionState.OPENING:
+            session.state = SessionState.ATTACHED
+
+    def _known(self, t_star: int, tokens: tuple[int, ...]) -> bool:
+        vocabulary = self._vocabulary
+        return 0 <= t_star < vocabulary and all(0 <= token < vocabulary for token in tokens)
+
+    def _current(self, replica: DraftReplica, session_id: int, epoch: int) -> Session | None:
+        """The live session that a message is about; older epochs are dropped silently, the rest is counted."""
+        session = replica.sessions.get(session_id)
+        if session is None or epoch > session.epoch:
+            self._metrics.link_dropped.labels("unknown_session").inc()
+            return None
+        return session if epoch == session.epoch else None
+
+    def _refused(self, session: Session, replica: DraftReplica, nack: Nack, now: float) -> None:
+        """React to a refusal as rule 10 says."""
+        code = nack.code
+        self._metrics.draft_failures.labels(code.value).inc()
+        if code is NackCode.EVICTED:
+            session.state = SessionState.OPENING
+        elif code is NackCode.GAP and 0 <= nack.have_len <= len(session.terms.tokens):
+            self._catch_up(session, nack.have_len)
+        elif code in _REOPENINGS or code is NackCode.GAP:
+            if session.may_reopen(now):
+                self._reopen(session, replica)
+            else:
+                self._refuse(session, f"{code.value} three times")
+        elif code in _REFUSALS:
+            self._refuse(session, code.value)
+        else:
+            pause = max(nack.retry_after_ms / 1000, self._breaker.retry_s)
+            self.forget(session)
+            session.detach(now + pause)
+            if code is NackCode.DRAINING:
+                self._move(session, replica)
+
+    def _refuse(self, session: Session, why: str) -> None:
+        """No draft for this choice any more."""
+        if why not in self._logged:
+            self._logged.add(why)
+            logger.warning("draft_session_refused reason=%r (logged once)", why)
+        self.close(session)
+        session.refused = True
+
+    def _catch_up(self, session: Session, have_len: int) -> None:
+        """One commit with everything the draft lacks, and the proposal in flight once more."""
+        ceilings = self.ceilings(session, session.terms.max_len - len(session.terms.tokens), 0)
+        row = session.commit(session.terms.tokens[have_len:], session.inflight, ceilings)
+        self.send([(session, row)])
+
+    def _obey(self, replica: DraftReplica, now: float) -> None:
+        """Credits shrank or the draft drains: give up the lowest priority, newest first, or move."""
+        if replica.draining:
+            for session in list(replica.sessions.values()):
+                self._move(session, replica)
+            return
+        sessions = sorted(replica.sessions.values(), key=lambda s: s.terms.priority, reverse=True)
+        while sessions and (
+            len(sessions) > replica.session_credit or (self._rows and replica.rows_each(1, len(sessions)) < 1)
+        ):
+            self.close(sessions.pop(), now + self._breaker.retry_s)
+
+    def _move(self, session: Session, replica: DraftReplica) -> None:
+        """Open elsewhere, then close here; without another replica the session stays where it is."""
+        other = self._pick(exclude=replica)
+        if other is None:
+            return
+        was_open = session.replica is replica
+        replica.sessions.pop(session.id, None)
+        self._reopen(session, other)
+        if was_open:
+            self.links.send(replica, Close((session.id,)), self._clock())
+
+    def _reopen(self, session: Session, replica: DraftReplica) -> None:
+        """Open with a new epoch and, if a proposal is being verified, tell which one."""
+        inflight = session.inflight
+        self._open_on(session, replica)
+        if session.replica is replica and inflight.tokens and inflight.base_len == len(session.terms.tokens):
+            ceilings = self.ceilings(session, session.terms.max_len - inflight.base_len, 0)
+            self.send([(session, session.commit((), inflight, ceilings))])
+
+    def _open_on(self, session: Session, replica: DraftReplica) -> None:
+        rows = min(self._rows, replica.rows_each(self._rows, len(replica.sessions) + 1))
+        cache = SpeculationCache(len(session.terms.tokens), self._speculation.trie_nodes)
+        replica.sessions[session.id] = session
+        message: Open = session.open(replica, cache, rows)
+        self.links.send(replica, message, self._clock())
+
+    def _pick(self, exclude: DraftReplica | None) -> DraftReplica | None:
+        """The emptiest replica with room whose breaker lets a session through."""
+        now = self._clock()
+        free = [r for r in self.links.replicas if r is not exclude and r.has_room(self._rows > 0)]
+        free.sort(key=lambda r: len(r.sessions) / r.session_credit)
+        return next((replica for replica in free if replica.breaker.admit(now)), None)

@@ -1,0 +1,319 @@
+"""The target engine: one thread that batches requests and runs rounds, for the modes ``ar``, ``sd`` and ``ssd``."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ssd_cluster.config import TargetSettings
+from ssd_cluster.errors import EngineStopped, SsdClusterError
+from ssd_cluster.link.messages import Hello
+from ssd_cluster.link.stream import Inbox
+from ssd_cluster.metrics import TargetMetrics
+from ssd_cluster.model.runner import ModelRunner
+from ssd_cluster.target.admission import Admission
+from ssd_cluster.target.drafts import DraftPool
+from ssd_cluster.target.links import DraftLinks
+from ssd_cluster.target.proposer import Proposer
+from ssd_cluster.target.replica import Connector
+from ssd_cluster.target.request import GenerationRequest, Sink
+from ssd_cluster.target.round import RoundLoop
+from ssd_cluster.target.scheduler import Scheduler
+from ssd_cluster.target.sequence import Choice, LiveRequest
+from ssd_cluster.target.session import SessionState
+from ssd_cluster.target.times import RoundTimes
+from ssd_cluster.text.tokenizer import Tokenizer
+from ssd_cluster.types import FinishReason, Mode
+
+logger = logging.getLogger(__name__)
+
+_IDLE_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSnapshot:
+    """State of an engine at one moment.
+
+    Attributes:
+        free_blocks, total_blocks: KV pool; cached blocks that nobody holds count as free.
+        running, waiting: choices.
+        requests: live requests.
+        sessions: open draft sessions by state of their handle.
+        drafts: state of each draft replica.
+    """
+
+    free_blocks: int
+    total_blocks: int
+    running: int
+    waiting: int
+    requests: int
+    sessions: dict[str, int]
+    drafts: tuple[str, ...]
+
+
+class TargetEngine:
+    """Serves generation requests with one model.
+
+    Requests come from any thread; sinks are called on the engine's thread and must return at once.
+
+    Args:
+        runner: the target model; used by this engine's thread only.
+        tokenizer: of the model.
+        settings: mode, batch, speculation.
+        connectors: how to reach each draft replica; unused in mode ``ar`` and at k = 0.
+        metrics: counters of this engine.
+        clock: seconds, monotonic.
+        rng: session ids, seeds of requests without one, jitter.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        tokenizer: Tokenizer,
+        settings: TargetSettings,
+        connectors: Sequence[Connector] = (),
+        metrics: TargetMetrics | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.settings = settings
+        self.metrics = metrics if metrics is not None else TargetMetrics()
+        self.times = RoundTimes()
+        self._runner = runner
+        self._clock = clock
+        self._inbox = Inbox()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._failure: str | None = None
+        self._progress_at = clock()
+        self._lock = threading.Lock()
+        self._live: dict[str, LiveRequest] = {}
+        self._submitted: deque[LiveRequest] = deque()
+        self._aborted: deque[str] = deque()
+        rng = rng if rng is not None else random.SystemRandom()
+        speculates = settings.mode is not Mode.AR and settings.speculation.k > 0
+        hello = Hello(
+            target_id=f"{settings.name}-{rng.getrandbits(32):08x}",
+            incarnation=rng.getrandbits(64),
+            tokenizer_hash=tokenizer.hash,
+            vocabulary=tokenizer.vocabulary,
+        )
+        links = DraftLinks(
+            connectors if speculates else (),
+            hello,
+            settings.link,
+            settings.breaker,
+            self._inbox,
+            self.metrics,
+            rng,
+        )
+        self.drafts = DraftPool(links, settings, tokenizer.vocabulary, self.metrics, clock, rng)
+        self._scheduler = Scheduler(
+            runner.pool,
+            max_batch=settings.max_batch,
+            step_tokens=settings.step_tokens,
+            prefill_chunk=settings.prefill_chunk,
+            share_prompts=settings.model.prefix_cache,
+        )
+        self._admission = Admission(runner, tokenizer, settings, self.drafts, rng)
+        proposer = Proposer(settings, self.drafts, self._inbox, self.metrics, self.times, clock, self._stop.is_set)
+        self._rounds = RoundLoop(
+            runner,
+            self._scheduler,
+            self.drafts,
+            proposer,
+            self.metrics,
+            self.times,
+            tokenizer.vocabulary,
+            clock,
+            self._choice_ended,
+        )
+
+    # --- any thread -------------------------------------------------------------------------------------------------
+
+    def submit(self, request: GenerationRequest, sink: Sink) -> None:
+        """Queue a request. ``sink`` receives its deltas and, last, its ``Finished``.
+
+        Raises:
+            InvalidRequest: the request cannot be served, or its id belongs to a live request.
+            ContextTooLong: prompt and max_tokens exceed the context or the KV pool.
+            Overloaded: too many choices wait.
+            EngineStopped: the engine has failed or is stopping.
+        """
+        live = self._admission.build(request, sink, self._clock())
+        with self._lock:
+            if self._failure is not None or self._stop.is_set():
+                raise EngineStopped(self._failure or "the engine is shutting down")
+            queued = len(self._scheduler.waiting) + sum(len(one.choices) for one in self._submitted)
+            self._admission.admit(live, self._live, queued)
+            self._live[request.request_id] = live
+            self._submitted.append(live)
+        self._inbox.wake()
+
+    def abort(self, request_id: str) -> None:
+        """End a request; its choices finish with reason ``abort``. Unknown ids are ignored."""
+        self._aborted.append(request_id)
+        self._inbox.wake()
+
+    def start(self) -> None:
+        """Start the engine's thread."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="target-engine", daemon=True)
+            self._thread.start()
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """End the thread and every live request, and close the draft links; safe to call twice."""
+        self._stop.set()
+        self._inbox.wake()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout_s)
+            if thread.is_alive():
+                logger.error("engine_stop_timeout timeout_s=%.1f", timeout_s)
+                return
+        self._end_all("the engine is shutting down")
+        self.drafts.links.close()
+
+    def healthy(self) -> bool:
+        """True while the engine can serve: not failed or stopped, and in progress if there is work."""
+        if self._failure is not None or self._stop.is_set():
+            return False
+        if self._thread is not None and not self._thread.is_alive():
+            return False
+        return not self._live or self._clock() - self._progress_at < self.settings.stall_s
+
+    def wait_for_draft(self, timeout_s: float) -> bool:
+        """Wait until a draft replica is ready; True at once where none is used. For the running engine."""
+        deadline = time.monotonic() + timeout_s
+        while self.drafts.links.replicas and not self.drafts.ready:
+            if time.monotonic() >= deadline or self._stop.wait(0.01):
+                return False
+        return True
+
+    def snapshot(self) -> EngineSnapshot:
+        """Counts for health pages and tests."""
+        sessions = dict.fromkeys((state.value for state in SessionState), 0)
+        for replica in self.drafts.links.replicas:
+            for session in list(replica.sessions.values()):
+                sessions[session.state.value] += 1
+        return EngineSnapshot(
+            free_blocks=self._runner.pool.n_free,
+            total_blocks=self._runner.pool.n_total,
+            running=len(self._scheduler.running),
+            waiting=len(self._scheduler.waiting) + len(self._submitted),
+            requests=len(self._live),
+            sessions=sessions,
+            drafts=tuple(replica.state.value for replica in self.drafts.links.replicas),
+        )
+
+    # --- engine thread ----------------------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """One turn of the loop: take in submissions, aborts and messages, run a round. For the thread, and for tests.
+
+        Returns:
+            True if a forward ran.
+
+        Raises:
+            EngineStopped: the engine has failed before.
+        """
+        if self._failure is not None:
+            raise EngineStopped(self._failure)
+        try:
+            self._take_commands()
+            self.drafts.tick()
+            self.drafts.receive()
+            ran = self._rounds.run()
+            self._drop_dead()
+        except Exception as error:
+            self._fail(error)
+            return False
+        self._progress_at = self._clock()
+        self._gauge()
+        return ran
+
+    def _run(self) -> None:
+        try:
+            self._runner.pin()
+        except SsdClusterError as error:
+            self._fail(error)
+            return
+        while not self._stop.is_set() and self._failure is None:
+            if not self.step():
+                self._inbox.wait(_IDLE_S)
+
+    def _take_commands(self) -> None:
+        while self._submitted:
+            live = self._submitted.popleft()
+            for choice in live.choices:
+                self._scheduler.add(choice)
+        while self._aborted:
+            live_or_none = self._live.get(self._aborted.popleft())
+            if live_or_none is not None:
+                self._abort(live_or_none)
+
+    def _abort(self, live: LiveRequest) -> None:
+        for choice in list(live.choices):
+            if choice.ended:
+                continue
+            if choice.session is not None:
+                self.drafts.close(choice.session)
+            live.emit_delta(choice.index, (), choice.output.abandon(), FinishReason.ABORT)
+            self._choice_ended(choice, FinishReason.ABORT)
+
+    def _choice_ended(self, choice: Choice, reason: FinishReason) -> None:
+        """Free what the choice held; the last one of a request ends the request."""
+        choice.ended = True
+        self._scheduler.remove(choice)
+        self.metrics.finished.labels(reason.value).inc()
+        live = choice.live
+        live.unfinished -= 1
+        if live.unfinished == 0:
+            self._retire(live)
+            live.emit_finished(self._clock())
+
+    def _retire(self, live: LiveRequest) -> None:
+        with self._lock:
+            if self._live.get(live.request.request_id) is live:
+                del self._live[live.request.request_id]
+
+    def _drop_dead(self) -> None:
+        for live in [one for one in self._live.values() if one.dead]:
+            self._abort(live)
+
+    def _fail(self, error: Exception) -> None:
+        """A bug or a device error: no request can go on."""
+        logger.critical("engine_failed error=%r", error, exc_info=error)
+        with self._lock:
+            self._failure = f"the engine has failed: {type(error).__name__}"
+        self._end_all(self._failure)
+
+    def _end_all(self, why: str) -> None:
+        with self._lock:
+            lives = list(self._live.values())
+            self._live.clear()
+            self._submitted.clear()
+        for live in lives:
+            for choice in live.choices:
+                if not choice.ended:
+                    choice.ended = True
+                    self._scheduler.remove(choice)
+                    if choice.session is not None:
+                        self.drafts.close(choice.session)
+                    self.metrics.finished.labels(FinishReason.ERROR.value).inc()
+            live.emit_finished(self._clock(), error=why)
+
+    def _gauge(self) -> None:
+        metrics, pool = self.metrics, self._runner.pool
+        metrics.requests_running.set(len(self._scheduler.running))
+        metrics.requests_waiting.set(len(self._scheduler.waiting))
+        metrics.kv_usage.set(1 - pool.n_free / pool.n_total)
+        metrics.preemptions.inc(self._scheduler.take_preemptions())
+        if self.drafts.links.replicas:
+            for state, count in self.snapshot().sessions.items():
+                metrics.sessions.labels(state).set(count)

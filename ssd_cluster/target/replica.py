@@ -1,0 +1,102 @@
+"""One draft replica as a target sees it: its stream, what it said about itself, its credits and its breaker."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from enum import StrEnum
+
+from ssd_cluster.config import BreakerSettings
+from ssd_cluster.link.messages import Load, Welcome
+from ssd_cluster.link.stream import Inbox, Stream
+from ssd_cluster.target.breaker import Breaker
+from ssd_cluster.target.session import Session
+
+Connector = Callable[[Inbox], Stream]
+"""Opens a stream to a draft, or raises ``LinkError``; blocks at most for its own deadline."""
+
+_BACKOFF_DOUBLINGS = 5
+_JITTER = 0.5
+
+
+class ReplicaState(StrEnum):
+    """``REFUSED``: the pair does not fit together; ``DOWN`` waits for its next attempt."""
+
+    DOWN = "down"
+    CONNECTING = "connecting"
+    GREETING = "greeting"
+    READY = "ready"
+    REFUSED = "refused"
+
+
+class DraftReplica:
+    """State of one draft replica; owned by the engine thread.
+
+    Attributes:
+        name: for logs.
+        sessions: the sessions of this target that are open there, by id.
+        deadline: when CONNECTING or GREETING has failed, or DOWN tries again.
+        bytes_seen: (sent, received) counters of the stream that metrics have already.
+    """
+
+    def __init__(self, name: str, connector: Connector, settings: BreakerSettings, rng: random.Random) -> None:
+        self.name = name
+        self.connector = connector
+        self.state = ReplicaState.DOWN
+        self.stream: Stream | None = None
+        self.welcome: Welcome | None = None
+        self.load: Load | None = None
+        self.breaker = Breaker(settings, rng)
+        self.sessions: dict[int, Session] = {}
+        self.deadline = 0.0
+        self.failures = 0
+        self.bytes_seen = (0, 0)
+        self.logged: set[str] = set()
+        self._retry_s = settings.retry_s
+        self._rng = rng
+
+    @property
+    def k_max(self) -> int:
+        """Most tokens behind one outcome; 0 before Welcome."""
+        return self.welcome.k_max if self.welcome is not None else 0
+
+    @property
+    def draining(self) -> bool:
+        return self.load is not None and self.load.draining
+
+    @property
+    def session_credit(self) -> int:
+        """Most sessions this target may hold there."""
+        source = self.load or self.welcome
+        return source.session_credit if source is not None else 0
+
+    @property
+    def row_credit(self) -> int:
+        """Most rows per round that this target may ask for, all sessions together."""
+        source = self.load or self.welcome
+        return source.row_credit if source is not None else 0
+
+    def rows_each(self, wanted: int, sessions: int | None = None) -> int:
+        """Rows one session may ask for when ``sessions`` (default: those open) share the credit."""
+        return min(wanted, self.row_credit // max(1, len(self.sessions) if sessions is None else sessions))
+
+    def has_room(self, needs_rows: bool) -> bool:
+        """Whether one more session fits into the credits."""
+        if self.state is not ReplicaState.READY or self.draining or len(self.sessions) >= self.session_credit:
+            return False
+        return not needs_rows or self.rows_each(1, len(self.sessions) + 1) >= 1
+
+    def connected(self, stream: Stream) -> None:
+        """A stream is open and Hello has been sent; Welcome is due."""
+        self.stream = stream
+        self.state = ReplicaState.GREETING
+        self.bytes_seen = (0, 0)
+
+    def failed(self, now: float) -> None:
+        """The attempt or the stream has failed: try again after a pause that doubles, with jitter."""
+        self.stream = None
+        self.load = None
+        self.state = ReplicaState.DOWN
+        pause = self._retry_s * 2 ** min(self.failures, _BACKOFF_DOUBLINGS)
+        self.failures += 1
+        self.deadline = now + pause * (1 + _JITTER * self._rng.random())

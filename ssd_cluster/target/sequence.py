@@ -1,0 +1,158 @@
+"""One request being served and its choices: committed tokens, KV blocks, noise, text, proposal, and draft session."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+from ssd_cluster.config import SpeculationSettings
+from ssd_cluster.model.kv import SequenceBlocks
+from ssd_cluster.sampling.noise import NoiseSource
+from ssd_cluster.sampling.processors import RowParams
+from ssd_cluster.speculation.ngram import NgramProposer
+from ssd_cluster.target.finish import OutputState
+from ssd_cluster.target.request import Delta, Event, Finished, GenerationRequest, Sink, SpeculationStats
+from ssd_cluster.target.session import Session
+from ssd_cluster.types import FinishReason, Proposal
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Choice:
+    """One of the ``n`` outputs of a request.
+
+    The keys and values of every committed token but the last are (or, after admission or preemption, become) valid in
+    ``blocks``; ``pending`` counts the committed tokens that must still run. Decoding is the case ``pending`` = 1.
+
+    Attributes:
+        live: the request that this choice belongs to.
+        index: 0..n-1.
+        arrival: order of submission over all requests.
+        tokens: prompt and output, committed.
+        blocks: KV block table.
+        output: finish logic and text.
+        rows: how logits are processed: (while stop tokens are masked, after that).
+        noise: equality noise; None at temperature 0.
+        k: most tokens proposed per round, by settings and request; 0: this choice does not speculate.
+        proposal: verified in the next round.
+        session: handle on a draft session; None without speculation.
+        ngram: index of the fallback proposer, made when first needed.
+        admitted: has been in the running batch.
+        ended: has had its last delta.
+    """
+
+    live: LiveRequest
+    index: int
+    arrival: int
+    tokens: list[int]
+    blocks: SequenceBlocks
+    output: OutputState
+    rows: tuple[RowParams, RowParams]
+    noise: NoiseSource | None
+    k: int
+    proposal: Proposal
+    session: Session | None = None
+    ngram: NgramProposer | None = None
+    admitted: bool = False
+    ended: bool = False
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.live.request.prompt_token_ids)
+
+    @property
+    def max_len(self) -> int:
+        """Committed length at which ``max_tokens`` ends the choice."""
+        return self.prompt_len + self.live.request.params.max_tokens
+
+    @property
+    def n_left(self) -> int:
+        """Tokens that may still be emitted."""
+        return self.max_len - len(self.tokens)
+
+    @property
+    def pending(self) -> int:
+        """Committed tokens whose keys and values are not there yet."""
+        return len(self.tokens) - self.blocks.length
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Scheduling order, first comes first: higher priority, then earlier submission, then choice."""
+        return (-self.live.request.priority, self.arrival, self.index)
+
+    def draft_room(self) -> int:
+        """Most tokens to propose next: one of the tokens left is always the target's own."""
+        return max(0, min(self.k, self.n_left - 1))
+
+    def row_params(self, position: int) -> RowParams:
+        """How the row that draws the token at absolute ``position`` is processed."""
+        masked = position - self.prompt_len < self.live.request.params.min_tokens
+        return self.rows[0 if masked else 1]
+
+    def fallback(self, settings: SpeculationSettings, k: int) -> Proposal:
+        """N-gram proposal of at most ``k`` tokens from the choice's own text, or an empty one."""
+        if self.ngram is None:
+            self.ngram = NgramProposer(min_n=settings.ngram_min, max_n=settings.ngram_max)
+        self.ngram.extend(self.tokens[len(self.ngram) :])
+        return self.ngram.proposal(k)
+
+
+@dataclass(slots=True, eq=False)
+class LiveRequest:
+    """A request from submission to its ``Finished`` event.
+
+    Attributes:
+        submitted_at, prefilled_at: seconds of the engine's clock; ``prefilled_at`` is None before the first token.
+        cached_tokens: prompt tokens of choice 0 that the prefix cache had.
+        dead: the sink has failed; nothing is sent any more.
+    """
+
+    request: GenerationRequest
+    sink: Sink
+    submitted_at: float
+    choices: list[Choice] = field(default_factory=list)
+    stats: SpeculationStats = field(default_factory=SpeculationStats)
+    prefilled_at: float | None = None
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    unfinished: int = 0
+    dead: bool = False
+
+    def emit(self, event: Event) -> None:
+        """Hand an event to the sink; a sink that raises is never called again."""
+        if self.dead:
+            return
+        try:
+            self.sink(event)
+        except Exception:
+            self.dead = True
+            logger.exception("sink_failed request=%s", self.request.request_id)
+
+    def emit_delta(
+        self,
+        choice: int,
+        token_ids: tuple[int, ...],
+        text: str,
+        reason: FinishReason | None = None,
+        stop_reason: str | int | None = None,
+    ) -> None:
+        """Emit new tokens of a choice."""
+        self.completion_tokens += len(token_ids)
+        self.emit(Delta(self.request.request_id, choice, token_ids, text, reason, stop_reason))
+
+    def emit_finished(self, now: float, error: str | None = None) -> None:
+        """Emit the last event."""
+        prefilled = self.prefilled_at if self.prefilled_at is not None else now
+        self.emit(
+            Finished(
+                self.request.request_id,
+                len(self.request.prompt_token_ids),
+                self.completion_tokens,
+                self.cached_tokens,
+                self.stats,
+                prefilled - self.submitted_at,
+                now - prefilled,
+                error,
+            )
+        )

@@ -1,0 +1,185 @@
+"""The target's handle on one draft session: state machine, epoch, and the rows of its commits."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from ssd_cluster.link.messages import CommitRow, Next, Open
+from ssd_cluster.speculation.cache import SpeculationCache
+from ssd_cluster.types import Proposal, ProposalKind
+
+if TYPE_CHECKING:
+    from ssd_cluster.target.replica import DraftReplica
+
+SUSPECT_AFTER = 2
+REOPEN_LIMIT = 3
+REOPEN_WINDOW_S = 10.0
+
+
+class SessionState(StrEnum):
+    """``DETACHED``: local fallback only. ``OPENING``: decoding goes on meanwhile. ``SUSPECT``: late twice in a row."""
+
+    DETACHED = "detached"
+    OPENING = "opening"
+    ATTACHED = "attached"
+    SUSPECT = "suspect"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTerms:
+    """What a draft must know about a choice; ``tokens`` is the choice's own growing list of committed tokens."""
+
+    tokens: list[int]
+    k: int
+    temperature: float
+    seed: int
+    top_k: int
+    top_p: float
+    stop_ids: tuple[int, ...]
+    max_len: int
+    priority: int
+    kind: ProposalKind
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """What a commit allows the draft for the block that follows, and when the outcome is due."""
+
+    k: int
+    rows: int
+    due_us: int
+
+
+class Session:
+    """One choice's session. Fields are written by the pool on the engine thread only.
+
+    Attributes:
+        id: random u64, fixed for the choice's life.
+        epoch: grows with every Open.
+        retry_at: do not open before this time.
+        refused: a draft said that this request cannot be served; never opened again.
+        late_rounds: consecutive rounds whose block did not come in time.
+        inflight: proposal that is verified now or next.
+        expecting: a block was asked for in this round.
+    """
+
+    def __init__(self, session_id: int, terms: SessionTerms) -> None:
+        self.id = session_id
+        self.terms = terms
+        self.state = SessionState.DETACHED
+        self.replica: DraftReplica | None = None
+        self.cache: SpeculationCache | None = None
+        self.epoch = 0
+        self.counter = 0
+        self.late_rounds = 0
+        self.retry_at = 0.0
+        self.refused = False
+        self.inflight = Proposal(len(terms.tokens))
+        self.expecting = False
+        self._reopened: deque[float] = deque(maxlen=REOPEN_LIMIT)
+
+    @property
+    def may_wait(self) -> bool:
+        """Only a session that answers in time is ever waited for."""
+        return self.state is SessionState.ATTACHED
+
+    def open(self, replica: DraftReplica, cache: SpeculationCache, rows: int) -> Open:
+        """Start a new epoch on ``replica``; returns the message that opens it with every committed token."""
+        terms = self.terms
+        self.epoch += 1
+        self.counter = 0
+        self.late_rounds = 0
+        self.replica = replica
+        self.cache = cache
+        self.inflight = Proposal(len(terms.tokens))
+        self.expecting = False
+        self.state = SessionState.OPENING
+        return Open(
+            session=self.id,
+            epoch=self.epoch,
+            tokens=tuple(terms.tokens),
+            kind=terms.kind,
+            temperature=terms.temperature,
+            seed=terms.seed,
+            top_k=terms.top_k,
+            top_p=terms.top_p,
+            stop_ids=terms.stop_ids,
+            max_len=terms.max_len,
+            k=min(terms.k, replica.k_max),
+            rows=rows,
+            priority=terms.priority,
+        )
+
+    def detach(self, retry_at: float = 0.0) -> None:
+        """Leave the replica; local fallback until the session is opened again."""
+        self.state = SessionState.DETACHED
+        self.replica = None
+        self.cache = None
+        self.retry_at = max(self.retry_at, retry_at)
+
+    def may_reopen(self, now: float) -> bool:
+        """Count a re-opening after a refusal; False once there were three in ten seconds."""
+        full = len(self._reopened) == REOPEN_LIMIT
+        if full and now - self._reopened[0] < REOPEN_WINDOW_S:
+            return False
+        self._reopened.append(now)
+        return True
+
+    def commit(
+        self,
+        tokens: Sequence[int],
+        proposal: Proposal | None,
+        ceilings: Ceilings,
+        *,
+        deadline_us: int = 0,
+        finish: bool = False,
+    ) -> CommitRow:
+        """The row that tells the draft of ``tokens``, already part of the committed text, and of what comes next.
+
+        Args:
+            tokens: the newest committed tokens; empty for another ``next`` at the same length.
+            proposal: what is verified next; None: a just-in-time chain is waited for until ``deadline_us``.
+            ceilings: for the block that follows.
+            finish: the choice has ended.
+        """
+        total = len(self.terms.tokens)
+        self.counter += 1
+        self.inflight = proposal if proposal is not None else Proposal(total)
+        self.expecting = proposal is None or ceilings.rows > 0
+        if self.cache is not None:
+            self.cache.propose(self.inflight)
+        following = Next.WAIT
+        if proposal is not None:
+            following = Next.TOKENS if proposal.tokens else Next.NONE
+        return CommitRow(
+            session=self.id,
+            epoch=self.epoch,
+            from_len=total - len(tokens),
+            tokens=tuple(tokens),
+            next=following,
+            k=ceilings.k,
+            rows=ceilings.rows,
+            counter=self.counter,
+            due_us=ceilings.due_us,
+            deadline_us=deadline_us,
+            proposal=self.inflight.tokens,
+            proposal_kind=self.inflight.kind,
+            origin=self.inflight.origin,
+            finish=finish,
+        )
+
+    def observe(self, late: bool) -> None:
+        """Count a round of this session: in time makes it ``ATTACHED``, late twice in a row ``SUSPECT``."""
+        if self.state is SessionState.DETACHED:
+            return
+        if not late:
+            self.late_rounds = 0
+            self.state = SessionState.ATTACHED
+            return
+        self.late_rounds += 1
+        if self.state is SessionState.ATTACHED and self.late_rounds >= SUSPECT_AFTER:
+            self.state = SessionState.SUSPECT

@@ -1,0 +1,61 @@
+"""Where the time of a target's rounds goes; read by the benchmark, fed by the round loop."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+PHASES = ("forward", "verify", "draft_wait", "link", "other")
+_SAMPLES = 8192
+_RATE = 0.1
+
+
+@dataclass(slots=True)
+class RoundTimes:
+    """Sums over pure decoding rounds (no prompt tokens among the rows), in seconds.
+
+    Attributes:
+        rounds: number of rounds.
+        tokens: tokens emitted in them.
+        seconds: time by phase. ``forward``: the model; ``verify``: noise, processors, rule; ``draft_wait``: waiting for
+            blocks or chains; ``link``: taking in messages, lookups, sending commits; ``other``: finish logic, KV
+            bookkeeping, text, events, scheduling. On CUDA the forward runs on while ``verify`` starts, and is waited
+            for there.
+        hit_path: samples of the time from the end of a forward to the start of the next one, of rounds in which nobody
+            waited and every row that could have a proposal had one from its draft (without drafts: all rounds).
+        verify_s: running mean of forward plus verify, the T_v; None before the first round.
+    """
+
+    rounds: int = 0
+    tokens: int = 0
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    hit_path: deque[float] = field(default_factory=lambda: deque(maxlen=_SAMPLES))
+    verify_s: float | None = None
+
+    def add(self, phases: dict[str, float], tokens: int) -> None:
+        """Count one round."""
+        self.rounds += 1
+        self.tokens += tokens
+        for phase, seconds in phases.items():
+            self.seconds[phase] += seconds
+        verify = phases["forward"] + phases["verify"]
+        self.verify_s = verify if self.verify_s is None else self.verify_s + _RATE * (verify - self.verify_s)
+
+    def reset(self) -> None:
+        """Start again from zero; the running mean of T_v stays."""
+        self.rounds = self.tokens = 0
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self.hit_path.clear()
+
+
+class Stopwatch:
+    """Laps of one round on the engine's clock. ``now``: time of the last lap."""
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+        self.phases = dict.fromkeys(PHASES, 0.0)
+
+    def lap(self, phase: str, now: float) -> None:
+        """Charge the time since the last lap to ``phase``."""
+        self.phases[phase] += now - self.now
+        self.now = now
