@@ -1,0 +1,181 @@
+"""Work in progress for one round of one session: a tree of pre-drafted outcomes, or one just-in-time chain.
+
+Symbols as in speculation.md: B committed length, x_1..x_n the proposal being verified, k kept tokens, t* the token
+after them, K drafted tokens per branch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from ssd_cluster.link.messages import Branch
+from ssd_cluster.types import fingerprint
+
+
+@dataclass(slots=True, eq=False)
+class BranchBuild:
+    """One guessed outcome (k, t*) and the tokens drafted behind it so far.
+
+    Attributes:
+        k: kept length of the outcome.
+        t_star: guessed next token.
+        log_p: estimated log-probability of the outcome.
+        limit: most tokens to draft.
+        tail: slot of its keys and values; None once nothing is left to run.
+        tokens: drafted tokens.
+        fed: tokens run so far, t* included.
+        gain: expected tokens won by its next row.
+    """
+
+    k: int
+    t_star: int
+    log_p: float
+    limit: int
+    tail: int | None = None
+    tokens: list[int] = field(default_factory=list)
+    fed: int = 0
+    gain: float = 0.0
+
+    @property
+    def next_input(self) -> int:
+        """The token to run next, at tail entry ``fed``."""
+        return self.t_star if self.fed == 0 else self.tokens[self.fed - 1]
+
+
+@dataclass(slots=True, eq=False)
+class TreeBuild:
+    """The tree of one session for one round.
+
+    Attributes:
+        base_len: B.
+        proposal: x_1..x_n, all of them; the block's fingerprint is over these.
+        k: K.
+        rows: most branches.
+        due_s: clock time at which the block is wanted.
+        seed: (k, t*, tokens) known before anything was run, from work of the round before.
+        survival: entry j: expected share of branches whose j-th drafted token will be kept, given that the outcome was
+            right (decides breadth against depth only).
+        guesses: per kept length the candidates for t*, best first; set when the glue rows have run.
+        branches: what is built, best first within one kept length; None until the glue rows have run.
+        passed_over: rows of this tree once had to wait because the step was full.
+        pushed: drafted tokens in the newest pushed block; None if none was pushed.
+    """
+
+    base_len: int
+    proposal: tuple[int, ...]
+    k: int
+    rows: int
+    due_s: float
+    stop_ids: Collection[int]
+    seed: tuple[int, int, tuple[int, ...]] | None = None
+    survival: Sequence[float] = ()
+    guesses: list[list[int]] = field(default_factory=list)
+    branches: list[BranchBuild] | None = None
+    live: list[BranchBuild] = field(default_factory=list)
+    passed_over: bool = False
+    pushed: int | None = None
+
+    @property
+    def fingerprint(self) -> int:
+        return fingerprint(self.base_len, self.proposal)
+
+    @property
+    def done(self) -> bool:
+        """Nothing is left to run."""
+        return self.branches is not None and not self.live
+
+    @property
+    def size(self) -> int:
+        """Drafted tokens so far."""
+        return sum(len(branch.tokens) for branch in self.branches or ())
+
+    def start(self, branches: list[BranchBuild]) -> None:
+        """Set the planned branches; those with room to draft become runnable."""
+        self.branches = branches
+        for branch in branches:
+            if self.seed is not None and self.seed[:2] == (branch.k, branch.t_star):
+                branch.tokens = list(self.seed[2][: branch.limit])
+            if not self._complete(branch):
+                self._price(branch)
+                self.live.append(branch)
+
+    def best(self, rows: int) -> list[BranchBuild]:
+        """The runnable branches of highest gain, at most ``rows``."""
+        if rows >= len(self.live):
+            return list(self.live)
+        self.passed_over = True
+        return sorted(self.live, key=lambda branch: -branch.gain)[:rows]
+
+    def grow(self, branch: BranchBuild, drawn: int) -> bool:
+        """The row that ``best`` gave out has run and drew a token; True if the branch is complete now."""
+        branch.fed += 1
+        if branch.fed > len(branch.tokens):
+            branch.tokens.append(drawn)
+        if self._complete(branch):
+            self.live.remove(branch)
+            return True
+        self._price(branch)
+        return False
+
+    def block(self) -> tuple[Branch, ...]:
+        """What exists now. A branch without tokens tells the target that its outcome was guessed."""
+        return tuple(Branch(b.k, b.t_star, tuple(b.tokens), b.log_p) for b in self.branches or ())
+
+    def _complete(self, branch: BranchBuild) -> bool:
+        tokens = branch.tokens
+        return len(tokens) >= branch.limit or bool(tokens and tokens[-1] in self.stop_ids)
+
+    def _price(self, branch: BranchBuild) -> None:
+        depth = max(branch.fed, len(branch.tokens))
+        weight = self.survival[min(depth, len(self.survival) - 1)] if self.survival else 1.0
+        branch.gain = math.exp(branch.log_p) * weight
+
+
+@dataclass(slots=True, eq=False)
+class ChainBuild:
+    """A just-in-time chain: the draft's own continuation of the committed text.
+
+    Attributes:
+        base_len: B.
+        limit: tokens wanted.
+        deadline_s: clock time after which the target goes on without it.
+        tokens: what exists; it may start with tokens of the round before.
+        glued: the committed text and the tokens before the last one are in the pages.
+        pushed: whether the chain was sent; nothing follows after that.
+    """
+
+    base_len: int
+    limit: int
+    deadline_s: float
+    stop_ids: Collection[int]
+    tokens: list[int] = field(default_factory=list)
+    glued: bool = False
+    pushed: bool = False
+    passed_over: bool = False
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append drawn tokens up to the limit or a stop id."""
+        for token in tokens:
+            if self.done:
+                return
+            self.tokens.append(token)
+
+    @property
+    def done(self) -> bool:
+        """Nothing is left to draw."""
+        tokens = self.tokens
+        return self.pushed or len(tokens) >= self.limit or bool(tokens and tokens[-1] in self.stop_ids)
+
+    @property
+    def fingerprint(self) -> int:
+        return fingerprint(self.base_len, ())
+
+    def block(self) -> tuple[Branch, ...]:
+        """The chain as one flagged branch; its first drawn token stands as t*."""
+        first, *rest = self.tokens
+        return (Branch(0, first, tuple(rest), 0.0, jit=True),)
+
+
+Build = TreeBuild | ChainBuild

@@ -1,0 +1,233 @@
+"""The draft engine: one thread that serves the sessions of many targets with one model (speculation.md section 7).
+
+A step: take in what has arrived, start or re-root work, push what is due, run one forward over the rows of all
+sessions, push what that completed. Between two forwards is a step boundary: sessions join, leave and change there.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+
+from ssd_cluster.config import DraftSettings
+from ssd_cluster.draft.calibration import calibrate
+from ssd_cluster.draft.load import LoadReporter
+from ssd_cluster.draft.outcomes import OutcomeObserver
+from ssd_cluster.draft.publisher import Publisher
+from ssd_cluster.draft.sampler import RowSampler
+from ssd_cluster.draft.scheduler import Scheduler
+from ssd_cluster.draft.service import DraftService
+from ssd_cluster.draft.stepper import Stepper
+from ssd_cluster.draft.table import SessionTable
+from ssd_cluster.draft.timing import StepTimer
+from ssd_cluster.errors import EngineStopped
+from ssd_cluster.link.messages import Welcome
+from ssd_cluster.link.stream import Inbox
+from ssd_cluster.metrics import DraftMetrics
+from ssd_cluster.model.runner import ModelRunner
+
+log = logging.getLogger(__name__)
+
+_JOIN_S = 10.0
+_NOISE_ROUNDS = 4
+
+
+class DraftEngine:
+    """Pre-drafts for the sessions of all targets whose streams feed ``inbox``.
+
+    Args:
+        runner: the draft model, loaded with tail slots (``row_credit`` of them) of depth ``k_max``.
+        settings: limits and credits.
+        inbox: receives (stream, message) pairs of all targets.
+        tokenizer_hash: of the draft's tokenizer; compared at Hello.
+        vocabulary: number of ids that the tokenizer knows.
+        metrics: counters; a new set if None.
+        clock: seconds, monotonic.
+        draft_id: name in Welcome; made from the incarnation if None.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        settings: DraftSettings,
+        inbox: Inbox,
+        *,
+        tokenizer_hash: str,
+        vocabulary: int,
+        metrics: DraftMetrics | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        draft_id: str | None = None,
+    ) -> None:
+        self.metrics = metrics if metrics is not None else DraftMetrics()
+        self.incarnation = secrets.randbits(64)
+        self.draft_id = draft_id or f"draft-{self.incarnation:016x}"
+        self.timer = StepTimer()
+        self._runner = runner
+        self._settings = settings
+        self._inbox = inbox
+        self._tokenizer_hash = tokenizer_hash
+        self._vocabulary = vocabulary
+        self._clock = clock
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._failure: BaseException | None = None
+        scheduler = Scheduler(settings.max_step_rows, settings.prefill_chunk, settings.target_weights)
+        self._table = SessionTable(settings, runner.pool, runner.tails, self.metrics, scheduler.weight)
+        observer = OutcomeObserver(settings.fanout)
+        sampler = RowSampler(
+            vocabulary,
+            runner.config.vocab_size,
+            runner.output_ids,
+            runner.device,
+            noise_rows=_NOISE_ROUNDS * (settings.k_max + 1),
+        )
+        self._stepper = Stepper(
+            runner, self._table, scheduler, observer, sampler, self.timer, settings, self.metrics, clock
+        )
+        self._service = DraftService(self._table, self._welcome, sampler.session, observer, self.metrics)
+        self._publisher = Publisher(self.metrics, self._table.rest)
+        self._load = LoadReporter(self._table, settings, self.timer, self.metrics)
+
+    # --- state
+
+    @property
+    def n_sessions(self) -> int:
+        """Open sessions."""
+        return len(self._table)
+
+    @property
+    def draining(self) -> bool:
+        """New sessions are refused with DRAINING and targets are told to go elsewhere."""
+        return self._service.draining
+
+    def drain(self) -> None:
+        """Start draining; thread-safe. Open sessions are served until their targets leave."""
+        self._service.draining = True
+        self._inbox.wake()
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended the engine's thread, if it was an error."""
+        return self._failure
+
+    def _welcome(self) -> Welcome:
+        return Welcome(
+            draft_id=self.draft_id,
+            incarnation=self.incarnation,
+            model_hash=self._runner.model_hash,
+            tokenizer_hash=self._tokenizer_hash,
+            vocabulary=self._vocabulary,
+            k_max=self._settings.k_max,
+            max_context=self._runner.max_context,
+            row_credit=self._settings.row_credit,
+            session_credit=self._settings.session_credit,
+            step_time=self.timer.model,
+            session_ttl_s=self._settings.link.session_ttl_s,
+        )
+
+    # --- one step
+
+    @torch.inference_mode()
+    def step(self) -> bool:
+        """Take in messages, run at most one forward, push what is due; False if there was nothing to do."""
+        now = self._clock()
+        received = self._inbox.drain()
+        for stream, message in received:
+            self._service.handle(stream, message, now)
+        self._begin_rounds(now)
+        pulled, self._service.pulled = list(self._service.pulled), {}
+        self._publisher.publish(pulled, now, force=True)
+        grants = self._stepper.plan(now)
+        if grants:
+            # Nothing can leave before the forward ends: what falls due until then leaves now.
+            ahead = self.timer.predict(sum(rows for _, rows in grants))
+            self._publisher.publish(list(self._table.active), now + ahead)
+            working = list(self._table.active)
+            self._stepper.run(grants, now)
+            now = self._clock()
+            self._publisher.publish(working, now)
+        self._load.report(now, draining=self._service.draining)
+        return bool(received or grants)
+
+    def _begin_rounds(self, now: float) -> None:
+        """Start or re-root the work of sessions with a new round; several queued commits lead to one start."""
+        renewed, self._service.renewed = list(self._service.renewed), {}
+        for session in renewed:
+            if session.ended:
+                continue
+            self._load.superseded(session)
+            build = session.next_build()
+            if session.pages is not None:
+                session.pages.settle(session.tokens)
+            if session.sampling.noise is not None:
+                session.sampling.noise.discard_below(session.base_len)
+            self._table.set_build(session, build)
+        # A chain may be complete already: the work of the round before went the right way.
+        self._publisher.publish(renewed, now)
+
+    # --- the thread
+
+    def calibrate(self) -> None:
+        """Measure the step time; needs free pages and tail slots, so call it before the first session opens."""
+        calibrate(self._runner, self.timer, self._settings, self._clock)
+
+    def start(self) -> None:
+        """Run in a thread of its own, pinned to the model's cores; calibrates first.
+
+        Raises:
+            EngineStopped: it was started before.
+        """
+        if self._thread is not None:
+            raise EngineStopped("this draft engine was started before")
+        self._thread = threading.Thread(target=self._main, name=self.draft_id, daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout_s: float = _JOIN_S) -> bool:
+        """Stop the thread and free all sessions; streams are closed. False if the thread did not end in time."""
+        self._stop.set()
+        self._inbox.wake()
+        if self._thread is None:
+            self._close("the draft stops")
+            return True
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _main(self) -> None:
+        try:
+            self._runner.pin()
+            self.calibrate()
+            self.run(self._stop)
+        except BaseException as error:
+            # A draft never takes a target down: its streams end, and targets go on without it.
+            self._failure = error
+            log.exception("draft engine failed draft=%s", self.draft_id)
+            self._close("the draft failed")
+            self._turn_away()
+        else:
+            self._close("the draft stops")
+
+    def run(self, stop: threading.Event) -> None:
+        """Step until ``stop`` is set; sleeps on the inbox while there is nothing to run."""
+        while not stop.is_set():
+            if not self.step():
+                self._inbox.wait(self._load.next_in(self._clock()))
+
+    def _close(self, reason: str) -> None:
+        for peer in list(self._table.peers.values()):
+            self._table.clear(peer)
+            peer.stream.close(reason)
+        self._table.peers.clear()
+        for stream, _ in self._inbox.drain():
+            stream.close(reason)
+
+    def _turn_away(self) -> None:
+        """After a failure: end every stream that still shows up, until the engine is stopped."""
+        while not self._stop.is_set():
+            self._inbox.wait(self._settings.load_interval_s)
+            for stream, _ in self._inbox.drain():
+                stream.close("the draft failed")

@@ -1,0 +1,95 @@
+"""What the draft tells its targets about its load, and when it sheds a session because it cannot keep up."""
+
+from __future__ import annotations
+
+import math
+
+from ssd_cluster.config import DraftSettings
+from ssd_cluster.draft.builds import TreeBuild
+from ssd_cluster.draft.session import Session
+from ssd_cluster.draft.table import Peer, SessionTable
+from ssd_cluster.draft.timing import StepTimer
+from ssd_cluster.link.messages import Load, NackCode
+from ssd_cluster.metrics import DraftMetrics
+
+_WINDOW = 32
+
+
+class LoadReporter:
+    """Sends Load on change and at intervals, keeps gauges, and sheds sessions under lasting overload.
+
+    Rows and depth are shed by the planner and the scheduler. When in spite of that most rounds end before anything was
+    pushed for them although their rows were wanted (they had to wait for others in full steps), one session is refused.
+
+    Args:
+        table: peers and sessions.
+        settings: credits and the interval.
+        timer: step time.
+        metrics: counters.
+    """
+
+    def __init__(self, table: SessionTable, settings: DraftSettings, timer: StepTimer, metrics: DraftMetrics) -> None:
+        self._table = table
+        self._settings = settings
+        self._timer = timer
+        self._metrics = metrics
+        self._next = -math.inf
+        self._rounds = 0
+        self._starved = 0
+
+    def next_in(self, now: float) -> float:
+        """Seconds until a report is due."""
+        return max(0.0, min(self._settings.load_interval_s, self._next - now))
+
+    def superseded(self, session: Session) -> None:
+        """A session's work is about to be replaced; count whether it ever got anywhere."""
+        build = session.build
+        if build is None:
+            return
+        self._rounds += 1
+        pushed = build.pushed is not None if isinstance(build, TreeBuild) else build.pushed
+        self._starved += build.passed_over and not pushed
+        if self._rounds < _WINDOW:
+            return
+        if 2 * self._starved > self._rounds:
+            self._shed()
+        self._rounds = self._starved = 0
+
+    def _shed(self) -> None:
+        """Refuse the least wanted session of the target that holds most, by weight."""
+        peers = [peer for peer in self._table.peers.values() if peer.sessions]
+        if len(self._table) < 2:
+            return
+        heaviest = max(peers, key=lambda p: len(p.sessions) / self._table.weight(p.target_id))
+        self._table.refuse(self._table.least_wanted(heaviest), NackCode.BUSY, "the draft is overloaded")
+
+    def report(self, now: float, *, draining: bool) -> None:
+        """Send Load to peers for whom it changed, and to all of them when the interval has passed."""
+        due = now >= self._next
+        if due:
+            self._next = now + self._settings.load_interval_s
+            self._gauges()
+        for peer in self._table.peers.values():
+            if peer.incarnation is None:
+                continue
+            rows = self._table.share(peer, self._settings.row_credit)
+            sessions = self._table.share(peer, self._settings.session_credit)
+            old = peer.load
+            if due or old is None or (old.row_credit, old.session_credit, old.draining) != (rows, sessions, draining):
+                self._send(peer, rows, sessions, draining)
+
+    def _send(self, peer: Peer, rows: int, sessions: int, draining: bool) -> None:
+        wanted = sum(len(s.build.live) if isinstance(s.build, TreeBuild) else 1 for s in self._table.active)
+        step = self._timer.predict(min(wanted, self._settings.max_step_rows)) if wanted else self._timer.predict(1)
+        waiting = max(0, wanted - self._settings.max_step_rows) / self._settings.max_step_rows * step
+        peer.load = Load(rows, sessions, queue_us=int(waiting * 1e6), step_us=int(step * 1e6), draining=draining)
+        peer.send(peer.load)
+
+    def _gauges(self) -> None:
+        self._metrics.sessions.set(len(self._table))
+        self._metrics.kv_usage.set(self._table.kv_usage)
+        for peer in self._table.peers.values():
+            now = peer.stream.bytes_sent, peer.stream.bytes_received
+            for direction, new, old in zip(("sent", "received"), now, peer.bytes_seen, strict=True):
+                self._metrics.link_bytes.labels(direction).inc(max(0, new - old))
+            peer.bytes_seen = now

@@ -1,0 +1,198 @@
+"""One forward over the rows of many sessions: what they run, how it is laid out, and where the drawn tokens go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ssd_cluster.config import DraftSettings
+from ssd_cluster.draft.builds import BranchBuild, ChainBuild, TreeBuild
+from ssd_cluster.draft.outcomes import OutcomeObserver
+from ssd_cluster.draft.pages import SessionPages
+from ssd_cluster.draft.sampler import DrawRow, RowSampler
+from ssd_cluster.draft.scheduler import Demand, RowKind, Scheduler
+from ssd_cluster.draft.session import Session
+from ssd_cluster.draft.table import SessionTable
+from ssd_cluster.draft.timing import StepTimer
+from ssd_cluster.metrics import DraftMetrics
+from ssd_cluster.model.batch import CausalSpan, ForwardBatch, TreeSpan
+from ssd_cluster.model.runner import ModelRunner
+
+Grants = list[tuple[Demand[Session], int]]
+
+
+@dataclass(slots=True)
+class _Run:
+    """One session's part of a forward: its span, the rows it reads, and the branches behind tree rows."""
+
+    session: Session
+    span: CausalSpan | TreeSpan
+    rows: list[DrawRow]
+    kind: str
+    branches: list[BranchBuild]
+
+
+class Stepper:
+    """Plans and runs forwards.
+
+    Args:
+        runner: the draft model.
+        table: sessions; ``table.active`` are those with something to run.
+        scheduler: grants rows.
+        observer: plans trees.
+        sampler: draws tokens.
+        timer: learns what forwards cost.
+        settings: limits.
+        metrics: counters.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        table: SessionTable,
+        scheduler: Scheduler,
+        observer: OutcomeObserver,
+        sampler: RowSampler,
+        timer: StepTimer,
+        settings: DraftSettings,
+        metrics: DraftMetrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self._runner = runner
+        self._table = table
+        self._scheduler = scheduler
+        self._observer = observer
+        self._sampler = sampler
+        self._timer = timer
+        self._settings = settings
+        self._metrics = metrics
+        self._clock = clock
+        self._short = 2 * (settings.k_max + 1)
+
+    def plan(self, now: float) -> Grants:
+        """Who runs next, and how many rows; empty if there is nothing to run."""
+        grants = self._scheduler.grant([self._demand(session, now) for session in self._table.active])
+        if len(grants) < len(self._table.active):
+            granted = {demand.session for demand, _ in grants}
+            for session in self._table.active:
+                if session not in granted and session.build is not None:
+                    session.build.passed_over = True
+        return grants
+
+    def _demand(self, session: Session, now: float) -> Demand[Session]:
+        build, target = session.build, session.peer.target_id
+        if isinstance(build, TreeBuild) and build.branches is not None:
+            late = build.due_s < now and build.pushed is not None
+            return Demand(session, target, RowKind.TREE, len(build.live), 1, build.due_s, late)
+        if isinstance(build, ChainBuild) and build.glued:
+            return Demand(session, target, RowKind.JIT, 1, 1, build.deadline_s)
+        if session.pages is None:
+            session.pages = SessionPages(self._runner.pool, session.tokens)
+        pending = session.base_len - session.valid + len(session.glue_proposal())
+        if pending > self._short:
+            return Demand(session, target, RowKind.PREFILL, pending, 1, session.renewed_s)
+        if isinstance(build, ChainBuild):
+            return Demand(session, target, RowKind.JIT, pending, pending, build.deadline_s)
+        due = build.due_s if isinstance(build, TreeBuild) else now
+        return Demand(session, target, RowKind.TREE, pending, pending, due)
+
+    def run(self, grants: Grants, now: float) -> None:
+        """Run one forward and hand its rows out; sessions for which there are no pages are refused."""
+        runs = [run for demand, rows in grants if (run := self._prepare(demand.session, rows, now)) is not None]
+        # Making room for a later session never takes pages of one that runs: only idle sessions give way.
+        if not runs:
+            return
+        batch = ForwardBatch([run.span for run in runs])
+        started = self._clock()
+        logits = self._runner.forward(batch)
+        seconds = self._clock() - started
+        self._timer.observe(batch.n_tokens, seconds)
+        self._metrics.steps.inc()
+        self._metrics.step_seconds.inc(seconds)
+        drawn = self._sampler.draw(logits, [row for run in runs for row in run.rows])
+        at = 0
+        for run in runs:
+            self._metrics.row_steps.labels(run.kind).inc(len(run.span.tokens))
+            self._apply(run, drawn.ids[at : at + len(run.rows)], drawn.guesses[at : at + len(run.rows)])
+            at += len(run.rows)
+
+    def _prepare(self, session: Session, rows: int, now: float) -> _Run | None:
+        build = session.build
+        if isinstance(build, TreeBuild) and build.branches is not None and session.pages is not None:
+            return _tree_run(session, build, session.pages, rows)
+        if isinstance(build, ChainBuild) and build.glued:
+            start, tokens = build.base_len + len(build.tokens) - 1, build.tokens[-1:]
+        else:
+            start = session.valid
+            tokens = [*session.tokens[start:], *session.glue_proposal()]
+        if rows < len(tokens):
+            tokens = tokens[: min(rows, session.base_len - 1 - start)]
+        if not self._table.ensure(session, start + len(tokens), now) or session.pages is None:
+            return None
+        if start != session.valid and not (isinstance(build, ChainBuild) and build.glued):
+            return None
+        end = start + len(tokens)
+        logits_from = max(0, session.base_len - 1 - start)
+        span = CausalSpan(tokens, start, session.pages.table, min(logits_from, len(tokens)))
+        draws: list[DrawRow] = []
+        kind = "prefill" if end < session.base_len else "glue"
+        if end >= session.base_len:
+            if isinstance(build, ChainBuild):
+                span.logits_from, kind = len(tokens) - 1, "jit"
+                draws = [DrawRow(session.sampling, end, 0)]
+            elif isinstance(build, TreeBuild):
+                draws = _guess_rows(session, build, end - session.base_len + 1)
+        return _Run(session, span, draws, kind, [])
+
+    def _apply(self, run: _Run, ids: list[int], guesses: list[list[int]]) -> None:
+        session, build = run.session, run.session.build
+        if isinstance(run.span, TreeSpan):
+            if isinstance(build, TreeBuild):
+                grown = zip(run.branches, ids, strict=True)
+                self._table.free_tails([branch for branch, token in grown if build.grow(branch, token)])
+        elif session.pages is not None:
+            session.pages.wrote(run.span.start, run.span.tokens)
+            if not run.rows:
+                session.pages.settle(session.tokens)
+            elif isinstance(build, ChainBuild):
+                build.glued = True
+                build.extend(ids)
+            elif isinstance(build, TreeBuild):
+                self._plant(session, build, guesses)
+        if build is None or build.done:
+            self._table.active.pop(session, None)
+
+    def _plant(self, session: Session, build: TreeBuild, candidates: list[list[int]]) -> None:
+        """Choose the branches of a tree from the candidates of its kept lengths."""
+        build.guesses = candidates
+        build.start(self._observer.plan(session, build, self._table.row_allowance(session, build)))
+        got = self._table.take_tails(build.live)
+        without = build.live[got:]
+        if without and build.branches is not None:
+            build.live = build.live[:got]
+            build.branches = [branch for branch in build.branches if branch not in without]
+
+
+def _guess_rows(session: Session, build: TreeBuild, n_rows: int) -> list[DrawRow]:
+    """Rows that guess t* after k = 0..n_rows - 1 kept tokens: neither the rejected draft token nor a stop id."""
+    rows = []
+    for k in range(n_rows):
+        rejected = build.proposal[k : k + 1]
+        exclude = session.stop_ids.union(rejected) if rejected else session.stop_ids
+        rows.append(DrawRow(session.sampling, build.base_len + k, build.rows, exclude))
+    return rows
+
+
+def _tree_run(session: Session, build: TreeBuild, pages: SessionPages, rows: int) -> _Run:
+    branches = build.best(rows)
+    base = build.base_len
+    span = TreeSpan(
+        tokens=[branch.next_input for branch in branches],
+        block_table=pages.table,
+        visible=[base + branch.k for branch in branches],
+        tails=[branch.tail if branch.tail is not None else 0 for branch in branches],
+        depths=[branch.fed for branch in branches],
+    )
+    draws = [DrawRow(session.sampling, base + branch.k + 1 + branch.fed, 0) for branch in branches]
+    return _Run(session, span, draws, "tree", branches)
