@@ -88,7 +88,7 @@ def noise_words(seeds: Sequence[int], positions: Sequence[int], vocabulary: int,
     out = np.empty((len(positions), n_blocks, 4), dtype=np.int64)
     for row, seed, position in zip(out, seeds, positions, strict=True):
         row[:] = _blocks(seed, position, n_blocks, domain).T
-    return torch.from_numpy(out.reshape(len(positions), -1))[:, :vocabulary].contiguous()
+    return torch.from_numpy(out.reshape(len(positions), 4 * n_blocks))[:, :vocabulary].contiguous()
 
 
 def exponential_noise(seeds: Sequence[int], positions: Sequence[int], vocabulary: int, domain: int) -> Tensor:
@@ -101,6 +101,6 @@ def exponential_noise(seeds: Sequence[int], positions: Sequence[int], vocabulary
         np.left_shift(words, np.uint64(1), out=words)
         np.bitwise_or(words, np.uint64(1), out=words)
         row.T[:] = words.view(np.int64)
-    uniform = torch.from_numpy(out.reshape(len(positions), -1))
+    uniform = torch.from_numpy(out.reshape(len(positions), 4 * n_blocks))
     uniform.mul_(2.0**-33).clamp_(max=LARGEST_UNIFORM)
     return uniform.neg_().log1p_().neg_()[:, :vocabulary].contiguous()
