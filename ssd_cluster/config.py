@@ -195,3 +195,8 @@ def set_ray_environment() -> None:
         RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S="0",
     )
     os.environ.pop("RAY_ADDRESS", None)
+
+
+def child_environment(threads: int) -> dict[str, str]:
+    """Environment of a model process that this one starts: ours, with its own number of compute threads."""
+    return dict(os.environ) | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}

@@ -1,0 +1,120 @@
+"""The Serve applications: ``import_path: ssd_cluster.serve.app:build``, one target or one draft model each."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+from ray.serve import Application
+
+from ssd_cluster.config import DraftSettings, ModelSettings
+from ssd_cluster.serve.args import DRAFT_DEPLOYMENT, TARGET_DEPLOYMENT, AppArgs, TargetAppArgs
+from ssd_cluster.serve.draft_endpoint import EndpointFinder
+from ssd_cluster.serve.draft_service import DraftEndpoint, DraftService
+from ssd_cluster.serve.metrics_mirror import MirrorThread, RegistryMirror
+from ssd_cluster.serve.target_service import TargetService
+
+HEALTH_PERIOD_S = 1.0
+HEALTH_TIMEOUT_S = 10.0
+SHUTDOWN_POLL_S = 0.2
+DRAFT_SHUTDOWN_S = 5.0
+SPARE_REQUESTS = 16  # health, metrics and refusals have room although the engine is full
+RETRY_AFTER_S = 1
+
+
+def build(args: AppArgs) -> Application:
+    """The application that ``args`` asks for; what Serve calls for a configuration file."""
+    if args.target is not None:
+        return _target_deployment(args.target).bind(args.target)
+    assert args.draft is not None  # one of both, by validation
+    return _draft_deployment(args.draft).bind(args.draft)
+
+
+class Target:
+    """A target replica: the engine and, inside it, the HTTP ingress."""
+
+    async def __init__(self, args: TargetAppArgs) -> None:  # type: ignore[misc]
+        replica = str(serve.get_replica_context().replica_id.unique_id)
+        find_draft = None
+        if args.draft_application is not None:
+            find_draft = EndpointFinder(args.draft_application, args.draft_deployment, args.link.connect_timeout_s)
+        self._service = await asyncio.to_thread(TargetService, args, replica, find_draft)
+        self._mirror = MirrorThread(RegistryMirror(self._service.metrics.registry, serve.metrics))
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        return self._service.app()
+
+    def check_health(self) -> None:
+        """Called by Serve; raises if this replica is to be replaced."""
+        self._service.check()
+
+    def status(self) -> dict[str, Any]:
+        """State of the engine, through a handle."""
+        return self._service.status()
+
+    async def __del__(self) -> None:
+        if hasattr(self, "_service"):
+            await asyncio.to_thread(self._service.close)
+            await asyncio.to_thread(self._mirror.close)
+
+
+class Draft:
+    """A draft replica: the engine on its own thread and core, reached over gRPC; no HTTP."""
+
+    async def __init__(self, settings: DraftSettings) -> None:  # type: ignore[misc]
+        self._service = await asyncio.to_thread(DraftService, settings)
+        self._mirror = MirrorThread(RegistryMirror(self._service.metrics.registry, serve.metrics))
+
+    def endpoint(self) -> DraftEndpoint:
+        """Where targets connect to."""
+        return self._service.endpoint()
+
+    def check_health(self) -> None:
+        """Called by Serve; raises if this replica is to be replaced."""
+        self._service.check()
+
+    def status(self) -> dict[str, int]:
+        """State of the engine, through a handle."""
+        return self._service.status()
+
+    async def __del__(self) -> None:
+        if hasattr(self, "_service"):
+            await asyncio.to_thread(self._service.close)
+            await asyncio.to_thread(self._mirror.close)
+
+
+def _target_deployment(args: TargetAppArgs) -> Any:
+    """The engine refuses with 429 first; Serve's own limits lie above it and only protect the replica."""
+    limit = args.max_batch + args.max_waiting + SPARE_REQUESTS
+    return serve.deployment(
+        name=TARGET_DEPLOYMENT,
+        max_ongoing_requests=limit,
+        max_queued_requests=limit,
+        backpressure_config={"status_code": 429, "retry_after_s": RETRY_AFTER_S},
+        graceful_shutdown_timeout_s=args.graceful_shutdown_timeout_s,
+        **_common(args.model),
+    )(serve.ingress()(Target))
+
+
+def _draft_deployment(settings: DraftSettings) -> Any:
+    return serve.deployment(
+        name=DRAFT_DEPLOYMENT,
+        max_ongoing_requests=settings.session_credit,
+        graceful_shutdown_timeout_s=DRAFT_SHUTDOWN_S,
+        **_common(settings.model),
+    )(Draft)
+
+
+def _common(model: ModelSettings) -> dict[str, Any]:
+    threads = model.compute_threads
+    return {
+        "health_check_period_s": HEALTH_PERIOD_S,
+        "health_check_timeout_s": HEALTH_TIMEOUT_S,
+        "graceful_shutdown_wait_loop_s": SHUTDOWN_POLL_S,
+        "ray_actor_options": {
+            "num_cpus": threads,
+            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}},
+        },
+    }

@@ -1,0 +1,107 @@
+"""What a Serve configuration file of ours may say, validated before Ray is imported."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import Field, model_validator
+
+from ssd_cluster.config import DraftSettings, HttpSettings, Settings, TargetSettings
+from ssd_cluster.types import Mode
+
+IMPORT_PATH: Final = "ssd_cluster.serve.app:build"
+DRAFT_DEPLOYMENT = "draft"
+TARGET_DEPLOYMENT = "target"
+Name = Annotated[str, Field(min_length=1)]
+
+
+class TargetAppArgs(TargetSettings):
+    """A target application.
+
+    ``draft_application``: the Serve application whose draft replicas this target uses over gRPC (mode ssd).
+    ``in_process_draft``: a draft engine inside the target replica instead (mode sd, or ssd on one machine).
+    ``graceful_shutdown_timeout_s``: how long a replica that is to stop may finish its requests.
+    """
+
+    draft_application: Name | None = None
+    draft_deployment: Name = DRAFT_DEPLOYMENT
+    in_process_draft: DraftSettings | None = None
+    graceful_shutdown_timeout_s: float = Field(default=20.0, ge=0)
+
+    @model_validator(mode="after")
+    def _draft_fits_mode(self) -> TargetAppArgs:
+        remote, local = self.draft_application is not None, self.in_process_draft is not None
+        if self.mode is Mode.AR and (remote or local):
+            raise ValueError("mode ar uses no draft: remove draft_application and in_process_draft, or change mode")
+        if self.mode is Mode.SD and (remote or not local):
+            raise ValueError("mode sd needs in_process_draft and no draft_application")
+        if self.mode is Mode.SSD and remote == local:
+            raise ValueError("mode ssd needs either draft_application or in_process_draft")
+        return self
+
+    @property
+    def engine_settings(self) -> TargetSettings:
+        """The part that the engine knows."""
+        return TargetSettings.model_validate({name: getattr(self, name) for name in TargetSettings.model_fields})
+
+
+class AppArgs(Settings):
+    """Arguments of ``ssd_cluster.serve.app:build``: exactly one of ``target`` and ``draft``."""
+
+    target: TargetAppArgs | None = None
+    draft: DraftSettings | None = None
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> AppArgs:
+        if (self.target is None) == (self.draft is None):
+            raise ValueError("exactly one of target and draft must be given")
+        return self
+
+
+class Application(Settings):
+    """One entry of ``applications``."""
+
+    name: Name
+    import_path: Literal["ssd_cluster.serve.app:build"] = IMPORT_PATH
+    route_prefix: str | None = "/"
+    args: AppArgs
+
+    @model_validator(mode="after")
+    def _route_fits(self) -> Application:
+        if self.args.draft is not None and self.route_prefix is not None:
+            raise ValueError("a draft application has no HTTP: set route_prefix to null")
+        if self.args.target is not None and not (self.route_prefix or "").startswith("/"):
+            raise ValueError("route_prefix of a target application must start with /")
+        return self
+
+
+class ServeFile(Settings):
+    """A Serve configuration file that ``ssd-cluster serve`` runs on this machine and ``serve deploy`` on a cluster."""
+
+    http_options: HttpSettings = HttpSettings()
+    applications: Annotated[tuple[Application, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _applications_fit_together(self) -> ServeFile:
+        _require_unique("name", [app.name for app in self.applications])
+        _require_unique("route_prefix", [app.route_prefix for app in self.targets])
+        if not self.targets:
+            raise ValueError("applications: none of them is a target")
+        drafts = {app.name for app in self.applications if app.args.draft is not None}
+        for app in self.targets:
+            wanted = app.args.target.draft_application if app.args.target else None
+            if wanted is not None and wanted not in drafts:
+                raise ValueError(
+                    f"applications: {app.name} uses draft_application {wanted!r}, which is not in this file"
+                )
+        return self
+
+    @property
+    def targets(self) -> tuple[Application, ...]:
+        return tuple(app for app in self.applications if app.args.target is not None)
+
+
+def _require_unique(key: str, values: list[str] | list[str | None]) -> None:
+    twice = sorted({str(v) for v in values if values.count(v) > 1})  # type: ignore[arg-type]
+    if twice:
+        raise ValueError(f"applications: {key} {', '.join(twice)} is used more than once")

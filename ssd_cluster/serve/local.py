@@ -1,0 +1,212 @@
+"""``ssd-cluster serve FILE``: a configuration file served on this machine until Ctrl-C.
+
+Nothing here imports ray or torch before the checks have passed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ssd_cluster.config import HttpSettings, cache_dir
+from ssd_cluster.errors import SsdClusterError, StartupError
+from ssd_cluster.serve.args import Application, ServeFile
+from ssd_cluster.serve.checks import models_of, only_instance, require_cores, require_free_port, usable_cores
+from ssd_cluster.serve.files import read_serve_file
+from ssd_cluster.serve.local_ray import LocalRay
+from ssd_cluster.serve.signals import Interrupted, StopSignals
+
+READY_DEADLINE_S = 600.0
+STOP_DEADLINE_S = 30.0
+POLL_S = 0.5
+HEARTBEAT_S = 15.0
+INTERRUPTED = 130
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("file", type=Path, metavar="FILE", help="Serve configuration, e.g. cluster_configs/laptop.yaml")
+    parser.add_argument("--port", type=int, default=None, help="HTTP port (default: that of the file)")
+    parser.add_argument(
+        "--ready-deadline", type=float, default=READY_DEADLINE_S, metavar="S", help="give up starting after S seconds"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command; returns the exit code. Every failure is one clear line (per mistake) on stderr."""
+    ready = False
+
+    def is_ready() -> None:
+        nonlocal ready
+        ready = True
+
+    try:
+        with StopSignals() as signals:
+            serve_file(args.file, args.port, signals, deadline_s=args.ready_deadline, on_ready=is_ready)
+    except Interrupted:
+        return 0 if ready else INTERRUPTED
+    except SsdClusterError as error:
+        for line in error.message.splitlines():
+            sys.stderr.write(f"ssd-cluster serve: {line}\n")
+        return 1
+    return 0
+
+
+def serve_file(path: Path, port: int | None, signals: StopSignals, *, deadline_s: float, on_ready: Any) -> None:
+    """Serve a file until a signal comes.
+
+    Raises:
+        SsdClusterError: it cannot be served, or has stopped by itself.
+        Interrupted: a signal came; everything has been cleaned up.
+    """
+    file = read_serve_file(path)
+    http = _http(file, port)
+    require_cores(file, usable_cores())
+    with only_instance(cache_dir() / "serve.lock"):
+        require_free_port(http.host, http.port)
+        _fetch_models(file)
+        with _running(file, http, signals, time.monotonic() + deadline_s) as local_ray:
+            on_ready()
+            _say_ready(file, http)
+            while not signals.requested.wait(2.0):
+                if not local_ray.alive():
+                    raise StartupError("Ray has ended unexpectedly; start again")
+
+
+def _http(file: ServeFile, port: int | None) -> HttpSettings:
+    if port is None:
+        return file.http_options
+    if not 1 <= port <= 65535:
+        raise StartupError(f"port {port} is not between 1 and 65535")
+    return file.http_options.model_copy(update={"port": port})
+
+
+def _fetch_models(file: ServeFile) -> None:
+    _say("checking the models")
+    from ssd_cluster.model.checkpoint import resolve_checkpoint
+
+    for path in dict.fromkeys(model.path for app in file.applications for _, model in models_of(app)):
+        resolve_checkpoint(path, _say)
+
+
+@contextmanager
+def _running(file: ServeFile, http: HttpSettings, signals: StopSignals, deadline: float) -> Iterator[LocalRay]:
+    """Ray and all applications, ready; stopped at the end, however that comes."""
+    local_ray = LocalRay()
+    try:
+        _say("starting Ray")
+        with signals.deferred():
+            try:
+                local_ray.start(_cpus(file), http.host, http.port)
+            finally:
+                signals.install()
+        _deploy(file, signals)
+        _wait_ready(file, deadline)
+        _wait_answering(file, http, deadline)
+        yield local_ray
+    finally:
+        with signals.ignored():
+            before = signals.count
+            _say("stopping")
+            names = [app.name for app in file.applications]
+            local_ray.stop(names, STOP_DEADLINE_S, lambda: signals.count > max(before, 1))
+
+
+def _cpus(file: ServeFile) -> float:
+    """Enough for Ray to place every replica; which cores they use is settled by their own pinning."""
+    wanted = sum(model.compute_threads for app in file.applications for _, model in models_of(app))
+    return max(wanted, len(usable_cores()))
+
+
+def _deploy(file: ServeFile, signals: StopSignals) -> None:
+    from ray import serve
+
+    from ssd_cluster.serve.app import build
+
+    with signals.deferred():
+        serve.run_many(
+            [
+                serve.RunTarget(target=build(app.args), name=app.name, route_prefix=app.route_prefix)
+                for app in file.applications
+            ],
+            wait_for_ingress_deployment_creation=False,
+            wait_for_applications_running=False,
+        )
+
+
+def _wait_ready(file: ServeFile, deadline: float) -> None:
+    from ray import serve
+
+    waiting = [app.name for app in file.applications]
+    _say(f"loading {', '.join(waiting)}")
+    said = time.monotonic()
+    while waiting:
+        states = serve.status().applications
+        for name in list(waiting):
+            state = states.get(name)
+            if state is not None and state.status in ("DEPLOY_FAILED", "UNHEALTHY"):
+                raise StartupError(f"{name} does not start: {_reason(state)}")
+            if state is not None and state.status == "RUNNING":
+                waiting.remove(name)
+                _say(f"{name} is ready")
+        if waiting and time.monotonic() > deadline:
+            raise StartupError(f"{', '.join(waiting)} did not become ready in time (--ready-deadline sets how long)")
+        if waiting and time.monotonic() - said > HEARTBEAT_S:
+            said = time.monotonic()
+            _say(f"still loading {', '.join(waiting)}")
+        time.sleep(POLL_S if waiting else 0)
+
+
+def _reason(state: Any) -> str:
+    """The line of a deployment's traceback that says what was wrong."""
+    messages = [deployment.message for deployment in state.deployments.values()] + [state.message]
+    lines = [line.strip() for message in messages for line in message.splitlines() if line.strip()]
+    ours = [line for line in lines if line.startswith("ssd_cluster.errors.")]
+    errors = ours or [line for line in lines if "Error: " in line or "Exception: " in line]
+    chosen = (errors or lines or ["no reason given"])[-1]
+    return chosen.split(": ", 1)[1] if ours else chosen
+
+
+def _wait_answering(file: ServeFile, http: HttpSettings, deadline: float) -> None:
+    """The proxy learns of an application a moment after it runs."""
+    for app in file.targets:
+        url = f"{_base_url(http, app)}/health"
+        while True:
+            try:
+                with urllib.request.urlopen(url, timeout=5.0):
+                    break
+            except (urllib.error.URLError, OSError) as error:
+                if time.monotonic() > deadline:
+                    raise StartupError(f"{url} does not answer: {error}") from error
+                time.sleep(0.1)
+
+
+def _base_url(http: HttpSettings, app: Application) -> str:
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(http.host, http.host)
+    return f"http://{host}:{http.port}{(app.route_prefix or '').rstrip('/')}"
+
+
+def _say_ready(file: ServeFile, http: HttpSettings) -> None:
+    for app in file.targets:
+        target = app.args.target
+        if target is None:
+            continue
+        base = _base_url(http, app)
+        question = [{"role": "user", "content": "Why is the sky blue?"}]
+        body = json.dumps({"model": target.name, "messages": question, "max_tokens": 128, "stream": True})
+        _say(f"serving {target.name} on {base}/v1 (Ctrl-C stops it); try:")
+        sys.stdout.write(f"\n  curl -N {base}/v1/chat/completions -H 'content-type: application/json' -d '{body}'\n\n")
+    sys.stdout.flush()
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"[ssd-cluster] {line}\n")
+    sys.stdout.flush()

@@ -1,0 +1,108 @@
+"""A target replica without Ray: engine thread, link to its draft, and the HTTP application in front."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI
+
+from ssd_cluster import __version__
+from ssd_cluster.api.app import create_app
+from ssd_cluster.api.client import LocalEngineClient, ServedModel
+from ssd_cluster.errors import EngineStopped
+from ssd_cluster.link.grpc_backend import connect
+from ssd_cluster.link.inprocess import pair
+from ssd_cluster.link.loop import LinkLoop
+from ssd_cluster.link.stream import Inbox, Stream
+from ssd_cluster.metrics import TargetMetrics
+from ssd_cluster.model.checkpoint import resolve_checkpoint
+from ssd_cluster.model.runner import load_runner
+from ssd_cluster.serve.args import TargetAppArgs
+from ssd_cluster.serve.draft_service import DraftCore
+from ssd_cluster.target.engine import TargetEngine
+from ssd_cluster.target.replica import Connector
+from ssd_cluster.text.tokenizer import Tokenizer
+
+STOP_TIMEOUT_S = 5.0
+
+
+class TargetService:
+    """Loads and runs a target; blocking, so not for an event loop's thread."""
+
+    def __init__(self, args: TargetAppArgs, replica: str, find_draft: Callable[[], str] | None) -> None:
+        """Load the model and start the engine. It does not wait for a draft: requests are served without one.
+
+        Args:
+            args: of the application.
+            replica: label of this replica in /metrics.
+            find_draft: returns the endpoint of the draft to connect to, each time a connection is made; blocks with
+                its own deadline, on a thread of its own. None without ``draft_application``.
+
+        Raises:
+            CheckpointError, ConfigError: the model cannot be loaded.
+        """
+        settings = args.engine_settings
+        self.metrics = TargetMetrics()
+        self._tokenizer = Tokenizer.load(resolve_checkpoint(settings.model.path))
+        self._runner = load_runner(settings.model)
+        self._loop = LinkLoop("target-link")
+        self._draft: DraftCore | None = None
+        connectors = self._connectors(args, find_draft)
+        self._engine = TargetEngine(self._runner, self._tokenizer, settings, connectors, self.metrics)
+        self._engine.start()
+        self._model = ServedModel(
+            name=settings.name,
+            tokenizer=self._tokenizer,
+            max_context=self._runner.max_context,
+            vocabulary=self._tokenizer.vocabulary,
+            default_max_tokens=settings.default_max_tokens,
+            fingerprint=_fingerprint(self._runner.model_hash, str(self._runner.dtype)),
+            replica=replica,
+            registry=self.metrics.registry,
+        )
+
+    def _connectors(self, args: TargetAppArgs, find_draft: Callable[[], str] | None) -> list[Connector]:
+        if args.in_process_draft is not None:
+            draft = self._draft = DraftCore(args.in_process_draft)
+            draft.engine.start()
+            return [lambda inbox: pair(inbox, draft.inbox)[0]]
+        if find_draft is None:
+            return []
+        self._loop.start()
+
+        def over_grpc(inbox: Inbox) -> Stream:
+            return connect(find_draft(), inbox, args.link, self._loop)
+
+        return [over_grpc]
+
+    def app(self) -> FastAPI:
+        """The HTTP application over this engine."""
+        return create_app(LocalEngineClient(self._engine), self._model)
+
+    def status(self) -> dict[str, Any]:
+        """The engine's snapshot and our pid, for operators and tests."""
+        return {"pid": os.getpid(), **dataclasses.asdict(self._engine.snapshot())}
+
+    def check(self) -> None:
+        """Say whether the engine serves; what happens to drafts does not matter.
+
+        Raises:
+            EngineStopped: it has failed, or makes no progress although there is work.
+        """
+        if not self._engine.healthy():
+            raise EngineStopped("the target engine makes no progress")
+
+    def close(self) -> None:
+        """End live requests, close the link, stop the engine; safe to call twice."""
+        self._engine.stop(STOP_TIMEOUT_S)
+        if self._draft is not None:
+            self._draft.close()
+        self._loop.close()
+
+
+def _fingerprint(*parts: str) -> str:
+    return "fp_" + hashlib.sha256("\n".join((__version__, *parts)).encode()).hexdigest()[:10]
