@@ -95,7 +95,9 @@ class Proposer:
         """
         missing: list[Choice] = []
         for row in decided:
-            if not row.ended:
+            if row.ended:
+                row.choice.proposal = Proposal(len(row.choice.tokens))
+            else:
                 row.hit = self._look_up(row)
                 if not row.hit and self._may_wait(row.choice):
                     missing.append(row.choice)

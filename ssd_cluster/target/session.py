@@ -96,7 +96,7 @@ class Session:
         self.replica = replica
         self.cache = cache
         self.inflight = Proposal(len(terms.tokens))
-        self.expecting = False
+        self.expecting = rows > 0
         self.state = SessionState.OPENING
         return Open(
             session=self.id,
