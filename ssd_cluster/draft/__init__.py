@@ -1,0 +1,1 @@
+"""The draft replica: sessions of many targets, pre-drafted in one batch."""

@@ -29,7 +29,9 @@ from ssd_cluster.errors import EngineStopped
 from ssd_cluster.link.messages import Welcome
 from ssd_cluster.link.stream import Inbox
 from ssd_cluster.metrics import DraftMetrics
-from ssd_cluster.model.runner import ModelRunner
+from ssd_cluster.model.checkpoint import resolve_checkpoint
+from ssd_cluster.model.runner import ModelRunner, load_runner
+from ssd_cluster.text import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +78,7 @@ class DraftEngine:
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._failure: BaseException | None = None
+        self._beat = time.monotonic()
         scheduler = Scheduler(settings.max_step_rows, settings.prefill_chunk, settings.target_weights)
         self._table = SessionTable(settings, runner.pool, runner.tails, self.metrics, scheduler.weight)
         observer = OutcomeObserver(settings.fanout)
@@ -89,7 +92,7 @@ class DraftEngine:
         self._stepper = Stepper(
             runner, self._table, scheduler, observer, sampler, self.timer, settings, self.metrics, clock
         )
-        self._service = DraftService(self._table, self._welcome, sampler.session, observer, self.metrics)
+        self._service = DraftService(self._table, lambda: self.welcome, sampler.session, observer, self.metrics)
         self._publisher = Publisher(self.metrics, self._table.rest)
         self._load = LoadReporter(self._table, settings, self.timer, self.metrics)
 
@@ -110,12 +113,23 @@ class DraftEngine:
         self._service.draining = True
         self._inbox.wake()
 
-    @property
-    def failure(self) -> BaseException | None:
-        """What ended the engine's thread, if it was an error."""
-        return self._failure
+    def healthy(self) -> bool:
+        """Whether the thread runs and made a step, or looked for one, within the session TTL; thread-safe."""
+        alive = self._thread is not None and self._thread.is_alive() and self._failure is None
+        return alive and time.monotonic() - self._beat < self._settings.link.session_ttl_s
 
-    def _welcome(self) -> Welcome:
+    def snapshot(self) -> dict[str, int]:
+        """Open sessions, free KV blocks and free tail slots; thread-safe."""
+        tails = self._runner.tails
+        return {
+            "sessions": len(self._table),
+            "free_blocks": self._runner.pool.n_free,
+            "free_tails": tails.n_free if tails is not None else 0,
+        }
+
+    @property
+    def welcome(self) -> Welcome:
+        """What this draft says of itself to a target, with the step time as measured so far."""
         return Welcome(
             draft_id=self.draft_id,
             incarnation=self.incarnation,
@@ -184,6 +198,7 @@ class DraftEngine:
         """
         if self._thread is not None:
             raise EngineStopped("this draft engine was started before")
+        self._beat = time.monotonic()
         self._thread = threading.Thread(target=self._main, name=self.draft_id, daemon=True)
         self._thread.start()
 
@@ -214,6 +229,7 @@ class DraftEngine:
     def run(self, stop: threading.Event) -> None:
         """Step until ``stop`` is set; sleeps on the inbox while there is nothing to run."""
         while not stop.is_set():
+            self._beat = time.monotonic()
             if not self.step():
                 self._inbox.wait(self._load.next_in(self._clock()))
 
@@ -231,3 +247,22 @@ class DraftEngine:
             self._inbox.wait(self._settings.load_interval_s)
             for stream, _ in self._inbox.drain():
                 stream.close("the draft failed")
+
+
+def load_draft(settings: DraftSettings, inbox: Inbox, metrics: DraftMetrics | None = None) -> DraftEngine:
+    """Load the draft model and its tokenizer, and make the engine that serves them; ``start`` runs it.
+
+    Raises:
+        CheckpointError: the checkpoint is missing, broken or not supported.
+        ConfigError: device, context or KV size do not fit the model.
+    """
+    tokenizer = Tokenizer.load(resolve_checkpoint(settings.model.path))
+    runner = load_runner(settings.model, tail_slots=settings.row_credit, tail_depth=settings.k_max)
+    return DraftEngine(
+        runner,
+        settings,
+        inbox,
+        tokenizer_hash=tokenizer.hash,
+        vocabulary=tokenizer.vocabulary,
+        metrics=metrics,
+    )
