@@ -50,20 +50,19 @@ class _Pages:
     def __init__(self, backend: SdpaAttention, table: list[int], length: int) -> None:
         slots = backend.slots(table, 0, length)
         self._data = backend.kv.data
-        self._layers: tuple[Tensor, ...] | None = None
+        self._views: list[tuple[Tensor, Tensor]] = []
         if isinstance(slots, range):
-            run = self._data[:, slots.start : slots.stop]
-            self._layers = run.permute(0, 2, 3, 1, 4).unsqueeze(2).unbind(0)
+            run = self._data[:, slots.start : slots.stop].permute(2, 0, 3, 1, 4).unsqueeze(2)
+            self._views = list(zip(run[0].unbind(0), run[1].unbind(0), strict=True))
         else:
             self._slots = slots
 
     def of(self, layer: int) -> tuple[Tensor, Tensor]:
         """(keys, values) of a layer, each [1, G, L, D]."""
-        if self._layers is not None:
-            keys, values = self._layers[layer].unbind(0)
-        else:
-            gathered = self._data[layer].index_select(0, self._slots)
-            keys, values = gathered.permute(1, 2, 0, 3).unsqueeze(1).unbind(0)
+        if self._views:
+            return self._views[layer]
+        gathered = self._data[layer].index_select(0, self._slots)
+        keys, values = gathered.permute(1, 2, 0, 3).unsqueeze(1).unbind(0)
         return keys, values
 
 
@@ -246,7 +245,7 @@ def attend_lse(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> 
         ([B, G, M, D] in q's dtype, [B, G, M] float32).
     """
     if q.device.type == "cpu":
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, keys, values, attn_mask=mask)
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default(q, keys, values, attn_mask=mask)
         return out, lse
     return attend_lse_dense(q, keys, values, mask)
 
