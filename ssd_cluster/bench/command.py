@@ -1,0 +1,185 @@
+"""Measure modes, interleaved in one run, and print a table."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from ssd_cluster import __version__
+from ssd_cluster.bench.engines import WorkerEngine, start_engines
+from ssd_cluster.bench.handle import Workload
+from ssd_cluster.bench.measure import measure
+from ssd_cluster.bench.report import table, write_json
+from ssd_cluster.bench.spec import PairOptions, engine_spec
+from ssd_cluster.bench.summary import ModeResult
+from ssd_cluster.bench.workload import load_prompts
+from ssd_cluster.config import DType, SpeculationSettings
+from ssd_cluster.errors import ConfigError
+from ssd_cluster.types import Mode
+
+T = TypeVar("T", int, float)
+
+_DEFAULTS = SpeculationSettings()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``ssd-cluster bench``."""
+    add = parser.add_argument
+    add("--modes", default="ar,sd,ssd", help="comma-separated: ar, sd, ssd")
+    add("--prompts", type=Path, required=True, help='.jsonl file, one object with a string "prompt" per line')
+    add("--limit", type=_positive, default=None, help="use the first N prompts only")
+    add("--max-tokens", type=_positive, default=128, help="tokens per answer")
+    add("--temperature", default="0", help="one temperature or several, comma-separated")
+    add("--batch", default="1", help="sequences at a time, one number or several, comma-separated")
+    add("--json", type=Path, default=None, metavar="OUT", help="write the results to this file as well")
+    add("--repetitions", type=_positive, default=5, help="runs of every mode (default %(default)s)")
+    add("--seed", type=int, default=0, help="seed of the first prompt; the next has the next seed")
+    add("--top-p", type=float, default=1.0)
+    add("--top-k", type=int, default=0)
+    add("--raw", action="store_true", help="prompts are text to continue, not turns of a chat")
+    add("--ignore-eos", action="store_true", help="always generate --max-tokens tokens")
+    add("--target", default="smollm2-135m-instruct", help="folder, .gguf file, hub id or embedded name")
+    add("--draft", default="smollm2-135m-draft", help="the same, for the draft")
+    add("--k", type=_positive, default=_DEFAULTS.k, help="tokens proposed per round (default %(default)s)")
+    add("--rows", type=_positive, default=_DEFAULTS.rows, help="guessed outcomes per round (default %(default)s)")
+    add("--dtype", choices=[dtype.value for dtype in DType], default=DType.AUTO.value)
+    add("--target-cores", type=_cores, default=None, help="CPU cores of the target, e.g. 0,1 (default: the first)")
+    add("--draft-cores", type=_cores, default=None, help="CPU cores of the draft in mode ssd (default: the second)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print the table, write the JSON file.
+
+    Raises:
+        ConfigError: an option or the prompt file is wrong.
+        StartupError: an engine does not start.
+        EngineStopped: an engine fails or hangs.
+    """
+    modes = parse_modes(arguments.modes)
+    temperatures = _numbers(arguments.temperature, float, "temperature")
+    batches = _numbers(arguments.batch, _positive, "batch")
+    prompts = load_prompts(arguments.prompts, arguments.limit)
+    workloads = [
+        Workload(
+            prompts=prompts,
+            max_tokens=arguments.max_tokens,
+            temperature=temperature,
+            top_p=arguments.top_p,
+            top_k=arguments.top_k,
+            seed=arguments.seed,
+            batch=batch,
+            raw=arguments.raw,
+            ignore_eos=arguments.ignore_eos,
+        )
+        for temperature in temperatures
+        for batch in batches
+    ]
+    options = PairOptions(
+        target=arguments.target,
+        draft=arguments.draft,
+        k=arguments.k,
+        rows=arguments.rows,
+        dtype=DType(arguments.dtype),
+        target_cores=arguments.target_cores,
+        draft_cores=arguments.draft_cores,
+        max_batch=max(batches),
+    )
+    engines = start_engines([engine_spec(mode, options) for mode in modes], _progress)
+    try:
+        results, different = _measure_all(engines, workloads, arguments.repetitions)
+    finally:
+        for engine in engines:
+            engine.close()
+    config = _configuration(arguments, options, engines, len(prompts), different)
+    print(table(results))
+    if any(different.values()):
+        print(f"outputs that differ from {modes[0].value}'s, of {len(prompts) * len(workloads)}: {different}")
+    if arguments.json is not None:
+        write_json(arguments.json, config, results)
+    return 0
+
+
+def _measure_all(
+    engines: Sequence[WorkerEngine], workloads: Sequence[Workload], repetitions: int
+) -> tuple[list[ModeResult], dict[str, int]]:
+    results: list[ModeResult] = []
+    different = {engine.mode.value: 0 for engine in engines}
+    for workload in workloads:
+        _progress(f"temperature {workload.temperature:g}, batch {workload.batch}, {len(workload.prompts)} prompts")
+        measured = measure(engines, workload, repetitions, _progress)
+        results += measured.results
+        for mode, count in measured.different_outputs.items():
+            different[mode.value] += count
+    return results, different
+
+
+def parse_modes(text: str) -> list[Mode]:
+    """``"ar,ssd"`` -> modes, each once.
+
+    Raises:
+        ConfigError: a name is unknown or given twice.
+    """
+    names = [name.strip() for name in text.split(",")]
+    known = [mode.value for mode in Mode]
+    if any(name not in known for name in names) or len(set(names)) < len(names):
+        raise ConfigError(f"--modes takes each of {', '.join(known)} at most once, got {text!r}", param="modes")
+    return [Mode(name) for name in names]
+
+
+def cpu_name() -> str:
+    """The CPU's model name, or what the platform calls it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            line = next((line for line in lines if line.startswith("model name")), "")
+    except OSError:
+        line = ""
+    return line.partition(":")[2].strip() or platform.processor() or platform.machine()
+
+
+def _configuration(
+    arguments: argparse.Namespace,
+    options: PairOptions,
+    engines: Sequence[WorkerEngine],
+    n_prompts: int,
+    different: dict[str, int],
+) -> dict[str, object]:
+    chosen = {name: value for name, value in vars(arguments).items() if name not in ("command", "run", "json")}
+    return {
+        **{name: str(value) if isinstance(value, Path) else value for name, value in chosen.items()},
+        "n_prompts": n_prompts,
+        "different_outputs": different,
+        "engines": {engine.mode.value: engine.info for engine in engines},
+        "cores": {engine.mode.value: engine.cores for engine in engines},
+        "dtype": engines[0].info["dtype"],
+        "torch": engines[0].info["torch"],
+        "cpu": cpu_name(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "version": __version__,
+    }
+
+
+def _progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not positive")
+    return value
+
+
+def _cores(text: str) -> tuple[int, ...]:
+    return tuple(int(core) for core in text.split(","))
+
+
+def _numbers(text: str, kind: Callable[[str], T], name: str) -> list[T]:
+    try:
+        return [kind(part) for part in text.split(",")]
+    except (ValueError, argparse.ArgumentTypeError) as error:
+        raise ConfigError(f"--{name} takes a number or a comma-separated list, got {text!r}", param=name) from error

@@ -1,0 +1,80 @@
+"""What the benchmark asks of an engine and what it gets back; knows no engine."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pydantic import Field
+
+from ssd_cluster.config import Settings
+from ssd_cluster.types import Mode
+
+PHASES = ("target_forward", "verify", "draft_wait", "link", "other")
+
+
+class Workload(Settings):
+    """Prompts answered in one run, at most ``batch`` at a time, each with the seed ``seed`` + its index.
+
+    ``raw``: prompts are text to continue; otherwise each is the user's turn of a chat.
+    """
+
+    prompts: tuple[str, ...] = Field(min_length=1)
+    max_tokens: int = Field(ge=1)
+    temperature: float = Field(default=0.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0)
+    seed: int = 0
+    batch: int = Field(default=1, ge=1)
+    raw: bool = False
+    ignore_eos: bool = False
+
+
+class RequestRecord(Settings):
+    """One answered prompt. Times are seconds of one clock; token counts are the engine's usage.
+
+    ``spec_steps``, ``draft_tokens``, ``accepted_tokens``: rounds with a proposal, tokens proposed, and those emitted.
+    ``output_crc``: CRC-32 of the token ids, to compare modes.
+    """
+
+    first_token_s: float
+    finished_s: float
+    prompt_tokens: int
+    completion_tokens: int
+    spec_steps: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    cache_hits: int = 0
+    cache_misses: int = 0
+    output_crc: int = 0
+
+
+class RunRecord(Settings):
+    """One run of a workload on one engine.
+
+    ``rounds`` and ``phase_s`` (sums, seconds) cover pure decoding rounds; ``hit_path_s`` are samples of the time from
+    the end of one target forward to the start of the next where no row missed.
+    """
+
+    requests: tuple[RequestRecord, ...]
+    rounds: int
+    phase_s: dict[str, float]
+    hit_path_s: tuple[float, ...] = ()
+
+
+class EngineHandle(Protocol):
+    """An engine of one mode, ready to run workloads; used by one thread."""
+
+    @property
+    def mode(self) -> Mode: ...
+
+    def run(self, workload: Workload) -> RunRecord:
+        """Answer every prompt.
+
+        Raises:
+            SsdClusterError: a request failed, or the engine stopped or made no progress within its deadline.
+        """
+        ...
+
+    def close(self) -> None:
+        """Stop the engine and everything it started; safe to call twice."""
+        ...

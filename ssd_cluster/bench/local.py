@@ -1,0 +1,110 @@
+"""Builds the engine of a mode in this process: target on its cores, draft where the mode wants it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from ssd_cluster.bench.draft_process import DraftProcess
+from ssd_cluster.bench.driver import Driver
+from ssd_cluster.bench.spec import EngineSpec
+from ssd_cluster.config import DraftSettings
+from ssd_cluster.draft.engine import load_draft
+from ssd_cluster.errors import StartupError
+from ssd_cluster.link.grpc_backend import connect
+from ssd_cluster.link.inprocess import pair
+from ssd_cluster.link.loop import LinkLoop
+from ssd_cluster.link.stream import Inbox, Stream
+from ssd_cluster.model.checkpoint import resolve_checkpoint
+from ssd_cluster.model.runner import load_runner
+from ssd_cluster.target.engine import TargetEngine
+from ssd_cluster.target.replica import Connector
+from ssd_cluster.text.tokenizer import Tokenizer
+from ssd_cluster.types import Mode
+
+logger = logging.getLogger(__name__)
+
+_DRAFT_READY_S = 60.0
+
+
+class LocalEngine:
+    """A started target engine with its draft, and the driver that measures it. Close it, or use it in ``with``.
+
+    Raises:
+        StartupError: the draft did not become ready.
+        CheckpointError: a model is missing or broken.
+    """
+
+    def __init__(self, spec: EngineSpec, progress: Callable[[int], None] = lambda tokens: None) -> None:
+        self._stack = ExitStack()
+        try:
+            self._build(spec, progress)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def _build(self, spec: EngineSpec, progress: Callable[[int], None]) -> None:
+        self.tokenizer = Tokenizer.load(resolve_checkpoint(spec.target.model.path))
+        runner = load_runner(spec.target.model)
+        self._stack.callback(runner.close)
+        connectors = [self._connector(spec)] if spec.draft is not None else []
+        self.engine = TargetEngine(runner, self.tokenizer, spec.target, connectors)
+        self._stack.callback(self.engine.stop)
+        self.engine.start()
+        if not self.engine.wait_for_draft(_DRAFT_READY_S):
+            raise StartupError(f"the draft {spec.draft and spec.draft.model.path} is not ready; its log says why")
+        self.driver = Driver(self.engine, self._encode, progress=progress)
+        self.info: dict[str, Any] = {
+            "dtype": str(runner.dtype).removeprefix("torch."),
+            "torch": torch.__version__,
+            "model_hash": runner.model_hash,
+        }
+
+    def _connector(self, spec: EngineSpec) -> Connector:
+        if spec.draft is None:
+            raise StartupError("this mode needs a draft")
+        if spec.mode is Mode.SD:
+            return self._embedded_draft(spec.draft)
+        return self._separate_draft(spec.draft, spec)
+
+    def _embedded_draft(self, settings: DraftSettings) -> Connector:
+        """The draft engine in this process, on a thread of its own, over the in-process link."""
+        inbox = Inbox()
+        draft = load_draft(settings, inbox)
+        self._stack.callback(draft.stop)
+        draft.start()
+
+        def connector(target_inbox: Inbox) -> Stream:
+            return pair(target_inbox, inbox)[0]
+
+        return connector
+
+    def _separate_draft(self, settings: DraftSettings, spec: EngineSpec) -> Connector:
+        """The draft in its own process, over gRPC."""
+        process = DraftProcess(settings)
+        self._stack.callback(process.close)
+        loop = self._stack.enter_context(LinkLoop())
+
+        def connector(target_inbox: Inbox) -> Stream:
+            return connect(process.endpoint, target_inbox, spec.target.link, loop)
+
+        return connector
+
+    def _encode(self, prompt: str, raw: bool) -> list[int]:
+        if raw:
+            return self.tokenizer.encode_prompt(prompt)
+        return self.tokenizer.apply_chat_template([{"role": "user", "content": prompt}])
+
+    def close(self) -> None:
+        """Stop the engine, then the draft; safe to call twice."""
+        self._stack.close()
+
+    def __enter__(self) -> LocalEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

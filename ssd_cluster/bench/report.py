@@ -1,0 +1,86 @@
+"""Results as a table for people and as JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ssd_cluster.bench.summary import ModeResult
+from ssd_cluster.types import Mode
+
+_HEADER = (
+    "mode", "T", "batch", "tokens/s (min-max)", "vs ar", "tokens/round", "acceptance", "hit rate",
+    "round ms", "forward", "verify", "wait", "link", "other", "hit path ms",
+)  # fmt: skip
+
+
+def as_json(config: Mapping[str, object], results: Sequence[ModeResult]) -> dict[str, object]:
+    """``{"config": ..., "results": [...]}``; figures that a mode does not have are null."""
+    return {"config": dict(config), "results": [_entry(result) for result in results]}
+
+
+def write_json(path: Path, config: Mapping[str, object], results: Sequence[ModeResult]) -> None:
+    """Write ``as_json`` to a file, whole or not at all."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(json.dumps(as_json(config, results), indent=2) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+def table(results: Sequence[ModeResult]) -> str:
+    """One line per result, columns aligned."""
+    rows = [_HEADER, *(_cells(result, _plain(result, results)) for result in results)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
+    lines = [
+        "  ".join(cell.ljust(width) if column == 0 else cell.rjust(width) for column, (cell, width) in enumerate(cells))
+        for cells in (list(zip(row, widths, strict=True)) for row in rows)
+    ]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def _entry(result: ModeResult) -> dict[str, object]:
+    return {
+        "mode": result.mode.value,
+        "temperature": result.temperature,
+        "batch": result.batch,
+        "tokens_per_s": {
+            "median": result.tokens_per_s.median,
+            "min": result.tokens_per_s.min,
+            "max": result.tokens_per_s.max,
+        },
+        "tokens_per_round": result.tokens_per_round,
+        "acceptance": result.acceptance,
+        "hit_rate": result.hit_rate,
+        "round_ms": result.round_ms,
+    }
+
+
+def _plain(result: ModeResult, results: Sequence[ModeResult]) -> ModeResult | None:
+    """Plain decoding of the same work, if it was measured."""
+    same = (r for r in results if (r.temperature, r.batch) == (result.temperature, result.batch))
+    return next((r for r in same if r.mode is Mode.AR), None)
+
+
+def _cells(result: ModeResult, plain: ModeResult | None) -> tuple[str, ...]:
+    speed = result.tokens_per_s
+    ratio = speed.median / plain.tokens_per_s.median if plain is not None and plain.tokens_per_s.median else None
+    ms = result.round_ms
+    return (
+        result.mode.value,
+        f"{result.temperature:g}",
+        str(result.batch),
+        f"{speed.median:.1f} ({speed.min:.1f}-{speed.max:.1f})",
+        _figure(ratio, "{:.2f}x"),
+        f"{result.tokens_per_round:.2f}",
+        _figure(result.acceptance, "{:.3f}"),
+        _figure(result.hit_rate, "{:.3f}"),
+        *(
+            _figure(ms[name], "{:.2f}")
+            for name in ("total", "target_forward", "verify", "draft_wait", "link", "other", "hit_path")
+        ),
+    )
+
+
+def _figure(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)

@@ -1,0 +1,80 @@
+"""What each mode's engine consists of, worked out from the command line; plain data that crosses to the workers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from ssd_cluster.config import DraftSettings, DType, ModelSettings, Settings, SpeculationSettings, TargetSettings
+from ssd_cluster.errors import ConfigError
+from ssd_cluster.types import Mode
+
+
+class EngineSpec(Settings):
+    """One engine. ``draft``: beside the target on its own cores in mode ``sd``, in a process of its own in ``ssd``."""
+
+    target: TargetSettings
+    draft: DraftSettings | None = None
+
+    @property
+    def mode(self) -> Mode:
+        return self.target.mode
+
+
+class PairOptions(Settings):
+    """The pair and the machine, the same for all modes.
+
+    ``target_cores``, ``draft_cores``: None takes the first and the second core that this process may use.
+    """
+
+    target: str
+    draft: str
+    k: int
+    rows: int
+    dtype: DType = DType.AUTO
+    target_cores: tuple[int, ...] | None = None
+    draft_cores: tuple[int, ...] | None = None
+    kv_tokens: int = 16384
+    max_batch: int = 1
+
+
+def engine_spec(mode: Mode, options: PairOptions) -> EngineSpec:
+    """The engine of one mode: the target on its cores; the draft on the same (``sd``) or on its own (``ssd``).
+
+    Raises:
+        ConfigError: mode ``ssd`` has only one core for both and none were named.
+    """
+    own, other = default_cores()
+    target_cores = options.target_cores or own
+    draft_cores = target_cores if mode is Mode.SD else options.draft_cores or other
+    target = TargetSettings(
+        model=_model(options.target, options, target_cores),
+        mode=mode,
+        max_batch=options.max_batch,
+        speculation=SpeculationSettings(k=options.k, rows=options.rows),
+    )
+    if mode is Mode.AR:
+        return EngineSpec(target=target)
+    if draft_cores is None:
+        raise ConfigError(
+            "mode ssd needs a second core for the draft; name one with --draft-cores", param="draft_cores"
+        )
+    draft = DraftSettings(
+        model=_model(options.draft, options, draft_cores),
+        k_max=max(1, options.k),
+        row_credit=max(1, options.rows * options.max_batch),
+        session_credit=max(1, 2 * options.max_batch),
+    )
+    return EngineSpec(target=target, draft=draft)
+
+
+def default_cores() -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
+    """One core for the target and another for the draft, of those this process may use; None where there is none."""
+    if not hasattr(os, "sched_getaffinity"):
+        return None, None
+    cores: Sequence[int] = sorted(os.sched_getaffinity(0))
+    return (cores[0],), ((cores[1],) if len(cores) > 1 else None)
+
+
+def _model(path: str, options: PairOptions, cores: tuple[int, ...] | None) -> ModelSettings:
+    return ModelSettings(path=path, dtype=options.dtype, cores=cores, kv_tokens=options.kv_tokens)
