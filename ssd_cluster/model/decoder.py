@@ -33,14 +33,15 @@ class Decoder:
         rotation = self._rotations[torch.tensor(positions, device=self._device)].unsqueeze(1)
         hidden = F.embedding(torch.tensor(tokens, device=self._device), weights.embedding)
         for index, layer in enumerate(weights.layers):
-            hidden = self._layer(index, layer, hidden, rotation, plan)
+            self._layer(index, layer, hidden, rotation, plan)
         if not wanted:
             return torch.empty((0, weights.n_outputs), device=self._device)
         if len(wanted) < len(tokens):
             hidden = hidden[torch.tensor(wanted, dtype=torch.int64, device=self._device)]
         return weights.head(self._norm(hidden, weights.norm)).float()
 
-    def _layer(self, index: int, layer: LayerWeights, hidden: Tensor, rotation: Tensor, plan: AttentionPlan) -> Tensor:
+    def _layer(self, index: int, layer: LayerWeights, hidden: Tensor, rotation: Tensor, plan: AttentionPlan) -> None:
+        """Add what layer ``index`` computes to ``hidden`` [T, E], in place."""
         config = self._config
         H, G, D = config.n_heads, config.n_kv_heads, config.head_dim
         heads = layer.qkv(self._norm(hidden, layer.attention_norm)).view(-1, H + 2 * G, D)
@@ -49,9 +50,9 @@ class Decoder:
             rotated.copy_(F.rms_norm(rotated, (D,), None, config.norm_eps) * layer.qk_norm)
         rotate(rotated, rotation)
         attended = plan.attend(index, heads[:, :H], heads[:, H:].view(-1, 2, G, D))
-        hidden = hidden + layer.out(attended)
+        hidden += layer.out(attended)
         gate, up = layer.gate_up(self._norm(hidden, layer.mlp_norm)).chunk(2, dim=-1)
-        return hidden + layer.down(F.silu(gate) * up)
+        hidden += layer.down(F.silu(gate) * up)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, (x.shape[-1],), weight, self._config.norm_eps)
