@@ -26,10 +26,7 @@ def match(proposals: Sequence[Sequence[int]], sampled: Sequence[int]) -> list[Ou
     Raises:
         ValueError: ``sampled`` has not T entries.
     """
-    if not proposals:
-        lengths = np.empty(0, dtype=np.int64)
-    else:
-        lengths = np.array([len(x) + 1 for x in proposals], dtype=np.int64)
+    lengths = np.array([len(x) + 1 for x in proposals], dtype=np.int64)
     if len(sampled) != lengths.sum():
         raise ValueError(f"{lengths.sum()} draws needed, got {len(sampled)}")
     if not proposals:

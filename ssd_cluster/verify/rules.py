@@ -25,20 +25,20 @@ RULES: Mapping[ProposalKind, Rule] = MappingProxyType(
 )
 
 
-def rule_for(kind: ProposalKind) -> Rule:
-    """The rule that verifies proposals of ``kind``.
+def rule_for(kind: ProposalKind, rules: Mapping[ProposalKind, Rule] = RULES) -> Rule:
+    """The rule among ``rules`` that verifies proposals of ``kind``.
 
     Raises:
         ConfigError: no rule for this kind is available yet.
     """
     try:
-        return RULES[kind]
+        return rules[kind]
     except KeyError:
         raise ConfigError(f"proposals of kind '{kind}' need a ratio rule, which is not available yet") from None
 
 
-def verify(batch: VerifyBatch) -> list[Outcome]:
-    """Outcomes of a batch in the order of its proposals, each by the rule of its kind.
+def verify(batch: VerifyBatch, rules: Mapping[ProposalKind, Rule] = RULES) -> list[Outcome]:
+    """Outcomes of a batch in the order of its proposals, each by the rule of its kind among ``rules``.
 
     Raises:
         ConfigError: a proposal's kind has no rule.
@@ -46,7 +46,7 @@ def verify(batch: VerifyBatch) -> list[Outcome]:
     """
     members: dict[Rule, list[int]] = {}
     for i, proposal in enumerate(batch.proposals):
-        members.setdefault(rule_for(proposal.kind), []).append(i)
+        members.setdefault(rule_for(proposal.kind, rules), []).append(i)
     if len(members) == 1:
         (rule,) = members
         return rule(batch)

@@ -1,4 +1,4 @@
-"""The Triton kernels: run in Triton's interpreter, compiled for CUDA without a device, and run on CUDA where there is one."""
+"""The Triton kernels: run in the interpreter, compiled for CUDA without a device, run on CUDA where there is one."""
 
 from __future__ import annotations
 
