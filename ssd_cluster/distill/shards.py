@@ -1,0 +1,109 @@
+"""Shards of collected text: tokens, document boundaries, and the target's top-m law at each position.
+
+A shard is one safetensors file, written under another name and renamed, so a file that exists is whole; its metadata
+holds a checksum of the tensors and the key of the settings that made it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from ssd_cluster.errors import SsdClusterError
+
+
+class BadShard(SsdClusterError):
+    """A shard is corrupt or belongs to other settings; the message says which file to delete."""
+
+    code = "bad_shard"
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One conversation.
+
+    Attributes:
+        tokens: [N] ids.
+        law_ids: [N, m] ids of the target's most probable tokens *at* each position (given what stands before it).
+        law_p: [N, m] their probabilities at temperature 1, descending.
+        has_law: [N] False where no law was recorded (forced tokens such as the chat template's).
+    """
+
+    tokens: np.ndarray
+    law_ids: np.ndarray
+    law_p: np.ndarray
+    has_law: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def shard_path(folder: Path, index: int) -> Path:
+    return folder / f"shard-{index:05d}.safetensors"
+
+
+def _checksum(tensors: dict[str, torch.Tensor]) -> str:
+    crc = 0
+    for name in sorted(tensors):
+        crc = zlib.crc32(tensors[name].contiguous().view(torch.uint8).numpy().tobytes(), crc)
+    return f"{crc:08x}"
+
+
+def write_shard(path: Path, documents: Iterable[Document], key: str) -> None:
+    """Write one shard atomically.
+
+    Raises:
+        SsdClusterError: the disk is full or the folder cannot be written; nothing half-made is left.
+    """
+    documents = list(documents)
+    tensors = {
+        "tokens": torch.from_numpy(np.concatenate([d.tokens for d in documents]).astype(np.int32)),
+        "law_ids": torch.from_numpy(np.concatenate([d.law_ids for d in documents]).astype(np.int32)),
+        "law_p": torch.from_numpy(np.concatenate([d.law_p for d in documents]).astype(np.float16)),
+        "has_law": torch.from_numpy(np.concatenate([d.has_law for d in documents]).astype(np.uint8)),
+        "lengths": torch.tensor([len(d) for d in documents], dtype=torch.int32),
+    }
+    partial = path.with_suffix(".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, partial, metadata={"key": key, "checksum": _checksum(tensors)})
+        os.replace(partial, path)
+    except (OSError, SafetensorError) as error:
+        partial.unlink(missing_ok=True)
+        raise SsdClusterError(
+            f"cannot write {path}: {error}. Free space there and run the command again: finished shards are kept."
+        ) from error
+
+
+def read_shard(path: Path, key: str | None = None) -> list[Document]:
+    """All documents of a shard.
+
+    Raises:
+        BadShard: the file is damaged, or made with other settings than ``key`` names.
+    """
+    try:
+        with safe_open(path, framework="pt") as handle:
+            metadata = handle.metadata() or {}
+            tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError, json.JSONDecodeError) as error:
+        raise BadShard(f"{path} is damaged ({error}); delete it and run the command again") from error
+    if key is not None and metadata.get("key") != key:
+        raise BadShard(f"{path} was collected with other settings; delete it or choose another folder")
+    if metadata.get("checksum") != _checksum(tensors):
+        raise BadShard(f"{path} does not match its checksum; delete it and run the command again")
+    ends = np.cumsum(tensors["lengths"].numpy())
+    columns = [tensors[name].numpy() for name in ("tokens", "law_ids", "law_p", "has_law")]
+    starts = np.concatenate([[0], ends[:-1]])
+    return [
+        Document(*(column[a:b] for column in columns[:3]), columns[3][a:b].astype(bool))
+        for a, b in zip(starts, ends, strict=True)
+    ]

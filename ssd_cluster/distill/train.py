@@ -1,0 +1,179 @@
+"""Stage 3: fit the draft to the target's laws. Checkpoints let an interrupted run go on where it was."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ssd_cluster.distill.data import Batch, Batches
+from ssd_cluster.distill.settings import DistillSettings
+from ssd_cluster.distill.shards import Document
+from ssd_cluster.distill.student import Agreement, Student, law_loss
+from ssd_cluster.errors import SsdClusterError
+from ssd_cluster.model.device import resolve_device, resolve_dtype
+
+
+class Trainer:
+    """Trains one student on fixed documents. ``run`` may be called again after an interruption."""
+
+    def __init__(
+        self,
+        settings: DistillSettings,
+        initial: Path,
+        folder: Path,
+        documents: Sequence[Document],
+        progress: Callable[[str], None],
+    ) -> None:
+        self._settings, self._s = settings, settings.train
+        self._folder = folder
+        self._progress = progress
+        self._device = resolve_device(settings.device)
+        self._autocast = resolve_dtype(settings.dtype, self._device) == torch.bfloat16
+        self.student = Student(initial).to(self._device)
+        ids = None if self.student.head_ids is None else self.student.head_ids.numpy()
+        vocabulary = self.student.base.config.vocab_size
+        held_out, training = split_documents(documents, self._s.held_out, settings.seed)
+        self._training = Batches(training, ids, vocabulary, self._s.batch_tokens)
+        self._held_out = Batches(held_out, ids, vocabulary, self._s.batch_tokens)
+        self._per_pass = len(self._training.split())
+        self._total = max(1, round(self._s.passes * self._per_pass))
+        trained = [p for p in self.student.parameters() if p.requires_grad]
+        self._optimiser = torch.optim.AdamW(
+            trained, lr=self._s.learning_rate, betas=(0.9, 0.95), weight_decay=self._s.weight_decay
+        )
+        self._step, self._best, self._since_best = 0, math.inf, 0
+        self.history: list[dict[str, float]] = []
+
+    @property
+    def done(self) -> bool:
+        return self._step >= self._total or self._since_best >= self._s.patience
+
+    def run(self) -> bool:
+        """Train until the end, the early stop, or ``max_minutes``; True if the training is finished."""
+        self._resume()
+        torch.set_num_threads(self._settings.threads)
+        deadline = time.monotonic() + 60 * (self._s.max_minutes or math.inf)
+        began, seen = time.monotonic(), 0
+        while not self.done and time.monotonic() < deadline:
+            for index, batch in enumerate(self._training.epoch(self._settings.seed + self._step // self._per_pass)):
+                if index < self._step % self._per_pass:
+                    continue
+                self._train(batch)
+                seen += int(batch.lengths.sum())
+                if self._step % self._s.evaluate_every == 0 or self._step == self._total:
+                    self._evaluate(seen / (time.monotonic() - began))
+                if self.done or time.monotonic() >= deadline or self._step % self._per_pass == 0:
+                    break
+        self._checkpoint()
+        return self.done
+
+    def _train(self, batch: Batch) -> None:
+        for group in self._optimiser.param_groups:
+            group["lr"] = self._s.learning_rate * self._schedule()
+        self.student.train()
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._autocast):
+            logits = self.student(_to(batch, self._device))
+        loss = law_loss(logits, _to(batch, self._device), self._s.cross_entropy)
+        self._optimiser.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.student.parameters(), 1.0)
+        self._optimiser.step()
+        self._step += 1
+
+    def _schedule(self) -> float:
+        """Linear warm-up, then cosine decay to a tenth."""
+        if self._step < self._s.warmup_steps:
+            return (self._step + 1) / self._s.warmup_steps
+        done = (self._step - self._s.warmup_steps) / max(1, self._total - self._s.warmup_steps)
+        return 0.1 + 0.45 * (1 + math.cos(math.pi * min(done, 1.0)))
+
+    @torch.no_grad()
+    def measure(self) -> dict[str, float]:
+        """Agreement with the target on the held-out documents."""
+        self.student.eval()
+        agreement = Agreement()
+        for batch in self._held_out.epoch(0):
+            batch = _to(batch, self._device)
+            with torch.autocast(self._device.type, torch.bfloat16, enabled=self._autocast):
+                logits = self.student(batch)
+            agreement.add(logits, batch)
+        return agreement.means()
+
+    def _evaluate(self, rate: float) -> None:
+        means = self.measure()
+        self.history.append({"step": self._step, **means})
+        self._progress(
+            f"train: step {self._step}/{self._total}, held-out loss {means['loss']:.3f}, greedy match "
+            f"{means['greedy_match']:.3f}, overlap {means['overlap']:.3f}, {rate:.0f} tokens/s"
+        )
+        if means["loss"] < self._best:
+            self._best, self._since_best = means["loss"], 0
+            self.student.save(self._folder / "best")
+        else:
+            self._since_best += 1
+        self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        state: dict[str, Any] = {
+            "student": self.student.state_dict(),
+            "optimiser": self._optimiser.state_dict(),
+            "step": self._step,
+            "best": self._best,
+            "since_best": self._since_best,
+            "history": self.history,
+            "settings": self._key(),
+        }
+        self._folder.mkdir(parents=True, exist_ok=True)
+        partial = self._folder / "state.part"
+        try:
+            torch.save(state, partial)
+            partial.replace(self._folder / "state.pt")
+        except (OSError, RuntimeError) as error:
+            partial.unlink(missing_ok=True)
+            raise SsdClusterError(
+                f"cannot write {self._folder}: {error}. Free space and run the command again: "
+                "the last checkpoint is kept."
+            ) from error
+
+    def _resume(self) -> None:
+        path = self._folder / "state.pt"
+        if not path.exists():
+            return
+        state = torch.load(path, map_location=self._device, weights_only=True)
+        if state["settings"] != self._key():
+            raise SsdClusterError(f"{path} belongs to other settings; delete it or choose another folder")
+        self.student.load_state_dict(state["student"])
+        self._optimiser.load_state_dict(state["optimiser"])
+        self._step, self._best, self._since_best = state["step"], state["best"], state["since_best"]
+        self.history = state["history"]
+        self._progress(f"train: going on from step {self._step}")
+
+    def _key(self) -> str:
+        return json.dumps(
+            [
+                self._settings.shape.model_dump(mode="json"),
+                self._s.model_dump(mode="json", exclude={"max_minutes", "patience", "evaluate_every"}),
+                self._total,
+            ]
+        )
+
+
+def split_documents(documents: Sequence[Document], held_out: float, seed: int) -> tuple[list[Document], list[Document]]:
+    """(held-out, training) documents, chosen by the seed; at least one is held out."""
+    order = list(range(len(documents)))
+    random.Random(seed).shuffle(order)
+    count = max(1, round(held_out * len(documents)))
+    return [documents[i] for i in order[:count]], [documents[i] for i in order[count:]]
+
+
+def _to(batch: Batch, device: torch.device) -> Batch:
+    if device.type == "cpu":
+        return batch
+    return Batch(*(getattr(batch, name).to(device) for name in Batch.__slots__))
