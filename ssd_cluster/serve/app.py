@@ -13,6 +13,7 @@ from ssd_cluster.config import DraftSettings, ModelSettings
 from ssd_cluster.serve.args import DRAFT_DEPLOYMENT, TARGET_DEPLOYMENT, AppArgs, TargetAppArgs
 from ssd_cluster.serve.draft_endpoint import EndpointFinder
 from ssd_cluster.serve.draft_service import DraftEndpoint, DraftService
+from ssd_cluster.serve.loopback import keep_on_loopback
 from ssd_cluster.serve.metrics_mirror import MirrorThread, RegistryMirror
 from ssd_cluster.serve.target_service import TargetService
 
@@ -36,6 +37,7 @@ class Target:
     """A target replica: the engine and, inside it, the HTTP ingress."""
 
     async def __init__(self, args: TargetAppArgs) -> None:  # type: ignore[misc]
+        keep_on_loopback()
         replica = str(serve.get_replica_context().replica_id.unique_id)
         find_draft = None
         if args.draft_application is not None:
@@ -64,6 +66,7 @@ class Draft:
     """A draft replica: the engine on its own thread and core, reached over gRPC; no HTTP."""
 
     async def __init__(self, settings: DraftSettings) -> None:  # type: ignore[misc]
+        keep_on_loopback()
         self._service = await asyncio.to_thread(DraftService, settings)
         self._mirror = MirrorThread(RegistryMirror(self._service.metrics.registry, serve.metrics))
 

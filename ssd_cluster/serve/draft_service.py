@@ -6,15 +6,13 @@ import os
 from typing import TypedDict
 
 from ssd_cluster.config import DraftSettings
-from ssd_cluster.draft.engine import DraftEngine
+from ssd_cluster.draft.engine import load_draft
 from ssd_cluster.errors import EngineStopped
 from ssd_cluster.link.grpc_backend import Listener
 from ssd_cluster.link.loop import LinkLoop
 from ssd_cluster.link.stream import Inbox
 from ssd_cluster.metrics import DraftMetrics
-from ssd_cluster.model.checkpoint import resolve_checkpoint
-from ssd_cluster.model.runner import load_runner
-from ssd_cluster.text.tokenizer import Tokenizer
+from ssd_cluster.model.device import pin_thread
 
 STOP_TIMEOUT_S = 5.0
 
@@ -32,34 +30,6 @@ class DraftEndpoint(TypedDict):
     pid: int
 
 
-class DraftCore:
-    """A loaded draft with its engine; ``inbox`` is where streams of targets deliver. Blocking."""
-
-    def __init__(self, settings: DraftSettings) -> None:
-        """Load the model.
-
-        Raises:
-            CheckpointError, ConfigError: it cannot be loaded.
-        """
-        self.metrics = DraftMetrics()
-        self.inbox = Inbox()
-        self.tokenizer = Tokenizer.load(resolve_checkpoint(settings.model.path))
-        self.runner = load_runner(settings.model, tail_slots=settings.row_credit, tail_depth=settings.k_max)
-        self.engine = DraftEngine(
-            self.runner,
-            settings,
-            self.inbox,
-            tokenizer_hash=self.tokenizer.hash,
-            vocabulary=self.tokenizer.vocabulary,
-            metrics=self.metrics,
-        )
-
-    def close(self) -> None:
-        """Stop the engine, which ends its streams, and drop the model; safe to call twice."""
-        if self.engine.stop(STOP_TIMEOUT_S):
-            self.runner.close()
-
-
 class DraftService:
     """Runs a draft behind a gRPC listener; blocking, so not for an event loop's thread."""
 
@@ -69,50 +39,47 @@ class DraftService:
         Raises:
             CheckpointError, ConfigError, LinkError: the model cannot be loaded or the port not be used.
         """
-        self._core = DraftCore(settings)
-        self.metrics = self._core.metrics
+        if settings.model.cores is not None:
+            pin_thread(settings.model.cores)  # the threads started below inherit it
+        self.metrics = DraftMetrics()
+        inbox = Inbox()
+        self._engine = load_draft(settings, inbox, self.metrics)
         self._loop = LinkLoop("draft-link")
         self._loop.start()
         try:
-            self._listener = Listener(settings.host, settings.port, self._core.inbox, settings.link, self._loop)
+            self._listener = Listener(settings.host, settings.port, inbox, settings.link, self._loop)
         except BaseException:
             self._loop.close()
             raise
-        self._core.engine.start()
+        self._engine.start()
 
     def endpoint(self) -> DraftEndpoint:
         """Where and what this draft is."""
+        welcome = self._engine.welcome
         return DraftEndpoint(
             endpoint=self._listener.endpoint,
-            incarnation=self._core.engine.incarnation,
-            model_hash=self._core.runner.model_hash,
-            tokenizer_hash=self._core.tokenizer.hash,
+            incarnation=welcome.incarnation,
+            model_hash=welcome.model_hash,
+            tokenizer_hash=welcome.tokenizer_hash,
             pid=os.getpid(),
         )
 
     def status(self) -> dict[str, int]:
-        """Open sessions and KV blocks, for operators and tests."""
-        pool = self._core.runner.pool
-        return {
-            "pid": os.getpid(),
-            "sessions": self._core.engine.n_sessions,
-            "free_blocks": pool.n_free,
-            "total_blocks": pool.n_total,
-        }
+        """Open sessions and free memory of the engine, for operators and tests."""
+        return {"pid": os.getpid(), **self._engine.snapshot()}
 
     def check(self) -> None:
         """Say whether the engine lives.
 
         Raises:
-            EngineStopped: it has failed.
+            EngineStopped: it has failed or makes no progress.
         """
-        failure = self._core.engine.failure
-        if failure is not None:
-            raise EngineStopped(f"the draft engine has failed: {type(failure).__name__}: {failure}")
+        if not self._engine.healthy():
+            raise EngineStopped("the draft engine has failed or makes no progress")
 
     def close(self) -> None:
         """Send targets elsewhere, end their streams, stop the engine, release the port; safe to call twice."""
-        self._core.engine.drain()
-        self._core.close()
+        self._engine.drain()
+        self._engine.stop(STOP_TIMEOUT_S)
         self._listener.close()
         self._loop.close()

@@ -5,9 +5,10 @@ Nothing here imports ray or torch before the checks have passed.
 
 from __future__ import annotations
 
-import argparse
 import json
+import logging
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -24,6 +25,8 @@ from ssd_cluster.serve.files import read_serve_file
 from ssd_cluster.serve.local_ray import LocalRay
 from ssd_cluster.serve.signals import Interrupted, StopSignals
 
+log = logging.getLogger(__name__)
+
 READY_DEADLINE_S = 600.0
 STOP_DEADLINE_S = 30.0
 POLL_S = 0.5
@@ -31,42 +34,36 @@ HEARTBEAT_S = 15.0
 INTERRUPTED = 130
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
-    parser.add_argument("file", type=Path, metavar="FILE", help="Serve configuration, e.g. cluster_configs/laptop.yaml")
-    parser.add_argument("--port", type=int, default=None, help="HTTP port (default: that of the file)")
-    parser.add_argument(
-        "--ready-deadline", type=float, default=READY_DEADLINE_S, metavar="S", help="give up starting after S seconds"
-    )
+def serve(path: Path, *, port: int | None = None, ready_deadline_s: float = READY_DEADLINE_S) -> int:
+    """Serve a file until Ctrl-C or SIGTERM.
 
+    Args:
+        path: a Serve configuration file.
+        port: HTTP port instead of that of the file.
+        ready_deadline_s: how long loading may take.
 
-def main(args: argparse.Namespace) -> int:
-    """Run the command; returns the exit code. Every failure is one clear line (per mistake) on stderr."""
-    ready = False
+    Returns:
+        0 after it has served, 130 if it was interrupted before it was ready.
 
-    def is_ready() -> None:
-        nonlocal ready
-        ready = True
-
+    Raises:
+        ConfigError: the file is wrong; one line per mistake.
+        SsdClusterError: it cannot be served, or has stopped by itself. Nothing is left behind.
+    """
+    ready = threading.Event()
     try:
         with StopSignals() as signals:
-            serve_file(args.file, args.port, signals, deadline_s=args.ready_deadline, on_ready=is_ready)
+            _serve(path, port, signals, ready, ready_deadline_s)
     except Interrupted:
-        return 0 if ready else INTERRUPTED
-    except SsdClusterError as error:
-        for line in error.message.splitlines():
-            sys.stderr.write(f"ssd-cluster serve: {line}\n")
-        return 1
+        return 0 if ready.is_set() else INTERRUPTED
+    except SsdClusterError:
+        raise
+    except Exception as error:
+        log.debug("serve failed", exc_info=True)
+        raise StartupError(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
     return 0
 
 
-def serve_file(path: Path, port: int | None, signals: StopSignals, *, deadline_s: float, on_ready: Any) -> None:
-    """Serve a file until a signal comes.
-
-    Raises:
-        SsdClusterError: it cannot be served, or has stopped by itself.
-        Interrupted: a signal came; everything has been cleaned up.
-    """
+def _serve(path: Path, port: int | None, signals: StopSignals, ready: threading.Event, deadline_s: float) -> None:
     file = read_serve_file(path)
     http = _http(file, port)
     require_cores(file, usable_cores())
@@ -74,7 +71,7 @@ def serve_file(path: Path, port: int | None, signals: StopSignals, *, deadline_s
         require_free_port(http.host, http.port)
         _fetch_models(file)
         with _running(file, http, signals, time.monotonic() + deadline_s) as local_ray:
-            on_ready()
+            ready.set()
             _say_ready(file, http)
             while not signals.requested.wait(2.0):
                 if not local_ray.alive():
@@ -158,7 +155,7 @@ def _wait_ready(file: ServeFile, deadline: float) -> None:
                 waiting.remove(name)
                 _say(f"{name} is ready")
         if waiting and time.monotonic() > deadline:
-            raise StartupError(f"{', '.join(waiting)} did not become ready in time (--ready-deadline sets how long)")
+            raise StartupError(f"{', '.join(waiting)} did not become ready in time")
         if waiting and time.monotonic() - said > HEARTBEAT_S:
             said = time.monotonic()
             _say(f"still loading {', '.join(waiting)}")
@@ -167,7 +164,7 @@ def _wait_ready(file: ServeFile, deadline: float) -> None:
 
 def _reason(state: Any) -> str:
     """The line of a deployment's traceback that says what was wrong."""
-    messages = [deployment.message for deployment in state.deployments.values()] + [state.message]
+    messages = [str(deployment.message) for deployment in state.deployments.values()] + [str(state.message)]
     lines = [line.strip() for message in messages for line in message.splitlines() if line.strip()]
     ours = [line for line in lines if line.startswith("ssd_cluster.errors.")]
     errors = ours or [line for line in lines if "Error: " in line or "Exception: " in line]

@@ -44,6 +44,7 @@ class LocalRay:
         from ray import serve
         from ray.serve.schema import LoggingConfig
 
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
         # Ray puts Unix sockets there, whose names may not be long: a deep TMPDIR would not do.
         parent = "/tmp" if Path("/tmp").is_dir() else None
         self._folder = Path(tempfile.mkdtemp(prefix="ssd-cluster-", dir=parent))

@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from ssd_cluster import __version__
 from ssd_cluster.api.app import create_app
 from ssd_cluster.api.client import LocalEngineClient, ServedModel
+from ssd_cluster.draft.engine import DraftEngine, load_draft
 from ssd_cluster.errors import EngineStopped
 from ssd_cluster.link.grpc_backend import connect
 from ssd_cluster.link.inprocess import pair
@@ -20,9 +21,9 @@ from ssd_cluster.link.loop import LinkLoop
 from ssd_cluster.link.stream import Inbox, Stream
 from ssd_cluster.metrics import TargetMetrics
 from ssd_cluster.model.checkpoint import resolve_checkpoint
+from ssd_cluster.model.device import pin_thread
 from ssd_cluster.model.runner import load_runner
 from ssd_cluster.serve.args import TargetAppArgs
-from ssd_cluster.serve.draft_service import DraftCore
 from ssd_cluster.target.engine import TargetEngine
 from ssd_cluster.target.replica import Connector
 from ssd_cluster.text.tokenizer import Tokenizer
@@ -46,11 +47,13 @@ class TargetService:
             CheckpointError, ConfigError: the model cannot be loaded.
         """
         settings = args.engine_settings
+        if settings.model.cores is not None:
+            pin_thread(settings.model.cores)  # the threads started below inherit it
         self.metrics = TargetMetrics()
         self._tokenizer = Tokenizer.load(resolve_checkpoint(settings.model.path))
         self._runner = load_runner(settings.model)
         self._loop = LinkLoop("target-link")
-        self._draft: DraftCore | None = None
+        self._draft: DraftEngine | None = None
         connectors = self._connectors(args, find_draft)
         self._engine = TargetEngine(self._runner, self._tokenizer, settings, connectors, self.metrics)
         self._engine.start()
@@ -67,9 +70,10 @@ class TargetService:
 
     def _connectors(self, args: TargetAppArgs, find_draft: Callable[[], str] | None) -> list[Connector]:
         if args.in_process_draft is not None:
-            draft = self._draft = DraftCore(args.in_process_draft)
-            draft.engine.start()
-            return [lambda inbox: pair(inbox, draft.inbox)[0]]
+            draft_inbox = Inbox()
+            self._draft = load_draft(args.in_process_draft, draft_inbox)
+            self._draft.start()
+            return [lambda inbox: pair(inbox, draft_inbox)[0]]
         if find_draft is None:
             return []
         self._loop.start()
@@ -100,7 +104,7 @@ class TargetService:
         """End live requests, close the link, stop the engine; safe to call twice."""
         self._engine.stop(STOP_TIMEOUT_S)
         if self._draft is not None:
-            self._draft.close()
+            self._draft.stop(STOP_TIMEOUT_S)
         self._loop.close()
 
 
