@@ -33,6 +33,7 @@ from ssd_cluster.types import FinishReason, Mode
 logger = logging.getLogger(__name__)
 
 _IDLE_S = 0.25
+_GAUGE_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ class TargetEngine:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._failure: str | None = None
-        self._progress_at = clock()
+        self._progress_at = self._gauge_at = clock()
         self._lock = threading.Lock()
         self._live: dict[str, LiveRequest] = {}
         self._submitted: deque[LiveRequest] = deque()
@@ -233,8 +234,10 @@ class TargetEngine:
         except Exception as error:
             self._fail(error)
             return False
-        self._progress_at = self._clock()
-        self._gauge()
+        now = self._progress_at = self._clock()
+        if not ran or now >= self._gauge_at:
+            self._gauge_at = now + _GAUGE_S
+            self._gauge()
         return ran
 
     def _run(self) -> None:

@@ -59,13 +59,14 @@ class RoundLoop:
         self._clock = clock
         self._ended = ended
         self._forward_ended: float | None = None
+        self._round_ended: float | None = None
 
     def run(self) -> bool:
         """Run one round; False if there was nothing to run."""
-        watch = Stopwatch(self._clock())
+        watch = Stopwatch(self._clock() if self._round_ended is None else self._round_ended)
         rows = self._scheduler.plan()
         if not rows:
-            self._forward_ended = None
+            self._forward_ended = self._round_ended = None
             return False
         self._open_sessions(rows)
         batch = ForwardBatch([row.span() for row in rows])
@@ -92,6 +93,7 @@ class RoundLoop:
             self._forward_ended = None
         self._proposer.wait(waiting)
         watch.lap("draft_wait", self._clock())
+        self._round_ended = watch.now
         self._account.round(watch, rows, decided)
         return True
 

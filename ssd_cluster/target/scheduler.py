@@ -168,8 +168,9 @@ class Scheduler:
         return True
 
     def _sibling_prefills(self, choice: Choice) -> bool:
-        live = choice.live
-        return any(c.live is live and c is not choice and c.blocks.length < c.prompt_len - 1 for c in self.running)
+        """Whether the prompt is being prefilled for a choice of the same request, and for none of them is done."""
+        siblings = [other for other in self.running if other.live is choice.live]
+        return bool(siblings) and all(other.blocks.length < other.prompt_len - 1 for other in siblings)
 
 
 def _order(choice: Choice) -> tuple[int, int, int]:
