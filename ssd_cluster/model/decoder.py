@@ -26,9 +26,16 @@ class Decoder:
         self._rotations = rotation_table(config.rope, config.head_dim, n_positions, self._device)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """Logits [n_logits, V_out] float32, in span order, then row order."""
+        """Logits [n_logits, V_out] float32, in span order, then row order.
+
+        Raises:
+            ValueError: a token or position is out of range, or a span does not fit its pages or tails.
+        """
         weights = self._weights
         tokens, positions, wanted = _flatten(batch)
+        if not tokens:
+            return torch.empty((0, weights.n_outputs), device=self._device)
+        self._check(tokens, positions)
         plan = self._attention.plan(batch)
         rotation = self._rotations[torch.tensor(positions, device=self._device)].unsqueeze(1)
         hidden = F.embedding(torch.tensor(tokens, device=self._device), weights.embedding)
@@ -53,6 +60,12 @@ class Decoder:
         hidden += layer.out(attended)
         gate, up = layer.gate_up(self._norm(hidden, layer.mlp_norm)).chunk(2, dim=-1)
         hidden += layer.down(F.silu(gate) * up)
+
+    def _check(self, tokens: list[int], positions: list[int]) -> None:
+        if max(positions) >= len(self._rotations):
+            raise ValueError(f"position {max(positions)} is beyond the context of {len(self._rotations)} tokens")
+        if min(tokens) < 0 or max(tokens) >= self._config.vocab_size:
+            raise ValueError(f"token ids must be within the vocabulary of {self._config.vocab_size}")
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, (x.shape[-1],), weight, self._config.norm_eps)

@@ -80,7 +80,7 @@ class _Store:
             raise CheckpointError(f"tensor {HEAD_IDS} must list ids below vocab_size ({vocab_size})")
         if len(torch.unique(ids)) != len(ids):
             raise CheckpointError(f"tensor {HEAD_IDS} names an id twice")
-        return ids
+        return ids.to(self._device)
 
     def finish(self, ignored: tuple[str, ...]) -> None:
         """Refuse tensors that the decoder would silently leave out."""

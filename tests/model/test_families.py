@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from support.model import load, random_tokens, run_whole
 from support.tiny import make_checkpoint
 
-from ssd_cluster.config import DType, ModelSettings
-from ssd_cluster.model.batch import CausalSpan, ForwardBatch
-from ssd_cluster.model.runner import ModelRunner, load_runner
+from ssd_cluster.config import DType
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -44,10 +43,6 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def load(folder: Path, **settings: Any) -> ModelRunner:
-    return load_runner(ModelSettings(**{"path": str(folder), "dtype": DType.FLOAT32, "kv_tokens": 1024} | settings))
-
-
 def oracle(folder: Path, tokens: list[int]) -> torch.Tensor:
     """Logits [T, V] of transformers, float32."""
     from transformers import AutoModelForCausalLM
@@ -57,17 +52,11 @@ def oracle(folder: Path, tokens: list[int]) -> torch.Tensor:
         return model(torch.tensor([tokens])).logits[0]
 
 
-def random_tokens(n: int, seed: int = 0) -> list[int]:
-    return torch.randint(3, 300, (n,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_logits_equal_transformers(case: str, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, **CASES[case])
     tokens = random_tokens(150)
-    runner = load(folder)
-    table = runner.pool.allocate(10)
-    logits = runner.forward(ForwardBatch([CausalSpan(tokens, 0, table)]))
+    logits = run_whole(load(folder), tokens)
     expected = oracle(folder, tokens)
     assert logits.dtype == torch.float32
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
@@ -78,9 +67,7 @@ def test_logits_equal_transformers(case: str, tmp_path: Path) -> None:
 def test_rope_scaling_changes_the_logits(scaling: dict[str, Any], tmp_path: Path) -> None:
     tokens = random_tokens(60)
     plain, scaled = (
-        load(make_checkpoint(tmp_path / name, rope_scaling=rope)).forward(
-            ForwardBatch([CausalSpan(tokens, 0, list(range(4)))])
-        )
+        run_whole(load(make_checkpoint(tmp_path / name, rope_scaling=rope)), tokens)
         for name, rope in (("plain", None), ("scaled", scaling))
     )
     assert (plain - scaled).abs().max() > 0.1
@@ -90,10 +77,7 @@ def test_rope_scaling_changes_the_logits(scaling: dict[str, Any], tmp_path: Path
 def test_bfloat16_stays_near_float32(family: str, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, family=family)
     tokens = random_tokens(40)
-    exact, rounded = (
-        load(folder, dtype=dtype).forward(ForwardBatch([CausalSpan(tokens, 0, [0, 1, 2])]))
-        for dtype in (DType.FLOAT32, DType.BFLOAT16)
-    )
+    exact, rounded = (run_whole(load(folder, dtype=dtype), tokens) for dtype in (DType.FLOAT32, DType.BFLOAT16))
     assert rounded.dtype == torch.float32
     correlation = torch.corrcoef(torch.stack([exact.flatten(), rounded.flatten()]))[0, 1]
     assert correlation > 0.99
