@@ -178,6 +178,7 @@ class DraftEngine:
             build = session.next_build()
             if session.pages is not None:
                 session.pages.settle(session.tokens)
+                session.pages.forget()
             if session.sampling.noise is not None:
                 session.sampling.noise.discard_below(session.base_len)
             self._table.set_build(session, build)

@@ -50,14 +50,18 @@ class SessionPages:
         self._written[offset:] = tokens
 
     def settle(self, committed: Sequence[int]) -> None:
-        """Keep of what was written the part that became committed text, without its last token; forget the rest.
-
-        Pages ensured beyond it (room for one proposal) stay: the next glue span writes there.
-        """
+        """What was written and is committed text by now becomes valid, except for the last committed token."""
         start = self._blocks.length
         kept = common_prefix(self._written, committed[start : len(committed) - 1])
         if kept:
             self._blocks.advance(committed[start : start + kept])
+            del self._written[:kept]
+
+    def forget(self) -> None:
+        """A new round starts: what was written and did not become valid is rejected.
+
+        Pages ensured beyond the valid part (room for one proposal) stay: the next glue span writes there.
+        """
         self._written.clear()
 
     def release(self) -> None:

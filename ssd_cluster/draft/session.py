@@ -71,6 +71,15 @@ class Session:
         """Committed positions with keys and values in the pages."""
         return self.pages.valid if self.pages is not None else 0
 
+    @property
+    def backlog(self) -> int:
+        """Committed tokens before the last one that are not in the pages."""
+        return self.base_len - 1 - self.valid
+
+    def cacheable(self, block_size: int) -> tuple[int, ...]:
+        """The committed tokens that the prefix cache can share."""
+        return tuple(self.tokens[: (self.base_len - 1) // block_size * block_size])
+
     def next_build(self) -> Build | None:
         """Work for the current round; what the old work drew already is carried over where it still fits.
 

@@ -68,17 +68,32 @@ class Stepper:
         self._settings = settings
         self._metrics = metrics
         self._clock = clock
-        self._short = 2 * (settings.k_max + 1)
 
     def plan(self, now: float) -> Grants:
         """Who runs next, and how many rows; empty if there is nothing to run."""
-        grants = self._scheduler.grant([self._demand(session, now) for session in self._table.active])
+        waiting = self._awaiting_prefix()
+        grants = self._scheduler.grant([self._demand(s, now) for s in self._table.active if s not in waiting])
         if len(grants) < len(self._table.active):
             granted = {demand.session for demand, _ in grants}
             for session in self._table.active:
                 if session not in granted and session.build is not None:
                     session.build.passed_over = True
         return grants
+
+    def _awaiting_prefix(self) -> set[Session]:
+        """Sessions that have not begun and whose prompt another one is running: its pages will be shared."""
+        size = self._runner.pool.block_size
+        fresh = [s for s in self._table.active if s.pages is None and s.base_len > size]
+        if not fresh:
+            return set()
+        running = {s.cacheable(size) for s in self._table.active if s.pages is not None and s.backlog > size}
+        waiting = set()
+        for session in fresh:
+            prefix = session.cacheable(size)
+            if prefix in running:
+                waiting.add(session)
+            running.add(prefix)
+        return waiting
 
     def _demand(self, session: Session, now: float) -> Demand[Session]:
         build, target = session.build, session.peer.target_id
@@ -87,15 +102,14 @@ class Stepper:
             return Demand(session, target, RowKind.TREE, len(build.live), 1, build.due_s, late)
         if isinstance(build, ChainBuild) and build.glued:
             return Demand(session, target, RowKind.JIT, 1, 1, build.deadline_s)
-        if session.pages is None:
-            session.pages = SessionPages(self._runner.pool, session.tokens)
-        pending = session.base_len - session.valid + len(session.glue_proposal())
-        if pending > self._short:
+        if build is None:
+            return Demand(session, target, RowKind.PREFILL, session.backlog, 1, session.renewed_s)
+        pending = session.backlog + 1 + len(session.glue_proposal())
+        if pending > self._table.short_span:
             return Demand(session, target, RowKind.PREFILL, pending, 1, session.renewed_s)
         if isinstance(build, ChainBuild):
             return Demand(session, target, RowKind.JIT, pending, pending, build.deadline_s)
-        due = build.due_s if isinstance(build, TreeBuild) else now
-        return Demand(session, target, RowKind.TREE, pending, pending, due)
+        return Demand(session, target, RowKind.TREE, pending, pending, build.due_s)
 
     def run(self, grants: Grants, now: float) -> None:
         """Run one forward and hand its rows out; sessions for which there are no pages are refused."""
@@ -118,32 +132,29 @@ class Stepper:
             at += len(run.rows)
 
     def _prepare(self, session: Session, rows: int, now: float) -> _Run | None:
-        build = session.build
-        if isinstance(build, TreeBuild) and build.branches is not None and session.pages is not None:
-            return _tree_run(session, build, session.pages, rows)
+        build, pages = session.build, session.pages
+        if isinstance(build, TreeBuild) and build.branches is not None and pages is not None:
+            return _tree_run(session, build, pages, rows)
+        if pages is None:
+            pages = session.pages = SessionPages(self._runner.pool, session.tokens)
         if isinstance(build, ChainBuild) and build.glued:
             start, tokens = build.base_len + len(build.tokens) - 1, build.tokens[-1:]
         else:
             start = session.valid
             tokens = [*session.tokens[start:], *session.glue_proposal()]
-        if rows < len(tokens):
-            tokens = tokens[: min(rows, session.base_len - 1 - start)]
-        if not self._table.ensure(session, start + len(tokens), now) or session.pages is None:
-            return None
-        if start != session.valid and not (isinstance(build, ChainBuild) and build.glued):
-            return None
+            if build is None or rows < len(tokens):  # prefill: never the last committed token, which the glue needs
+                tokens = tokens[: min(rows, session.backlog)]
         end = start + len(tokens)
-        logits_from = max(0, session.base_len - 1 - start)
-        span = CausalSpan(tokens, start, session.pages.table, min(logits_from, len(tokens)))
-        draws: list[DrawRow] = []
-        kind = "prefill" if end < session.base_len else "glue"
-        if end >= session.base_len:
-            if isinstance(build, ChainBuild):
-                span.logits_from, kind = len(tokens) - 1, "jit"
-                draws = [DrawRow(session.sampling, end, 0)]
-            elif isinstance(build, TreeBuild):
-                draws = _guess_rows(session, build, end - session.base_len + 1)
-        return _Run(session, span, draws, kind, [])
+        if not self._table.ensure(session, pages, end, now):
+            return None
+        span = CausalSpan(tokens, start, pages.table, len(tokens))
+        if end < session.base_len or build is None:
+            return _Run(session, span, [], "prefill", [])
+        if isinstance(build, ChainBuild):
+            span.logits_from = len(tokens) - 1
+            return _Run(session, span, [DrawRow(session.sampling, end)], "jit", [])
+        span.logits_from = session.base_len - 1 - start
+        return _Run(session, span, _guess_rows(session, build, span.n_logits), "glue", [])
 
     def _apply(self, run: _Run, ids: list[int], guesses: list[list[int]]) -> None:
         session, build = run.session, run.session.build
@@ -153,14 +164,13 @@ class Stepper:
                 self._table.free_tails([branch for branch, token in grown if build.grow(branch, token)])
         elif session.pages is not None:
             session.pages.wrote(run.span.start, run.span.tokens)
-            if not run.rows:
-                session.pages.settle(session.tokens)
-            elif isinstance(build, ChainBuild):
+            session.pages.settle(session.tokens)
+            if run.rows and isinstance(build, ChainBuild):
                 build.glued = True
                 build.extend(ids)
-            elif isinstance(build, TreeBuild):
+            elif run.rows and isinstance(build, TreeBuild):
                 self._plant(session, build, guesses)
-        if build is None or build.done:
+        if build.done if build is not None else session.backlog == 0:
             self._table.active.pop(session, None)
 
     def _plant(self, session: Session, build: TreeBuild, candidates: list[list[int]]) -> None:

@@ -65,6 +65,11 @@ class SessionTable:
         tails: slots of tree branches.
         metrics: counters.
         weight: relative share of a target.
+
+    Attributes:
+        peers: by stream.
+        active: sessions with something to run.
+        short_span: most tokens of a span that is not split over several forwards.
     """
 
     def __init__(
@@ -75,6 +80,7 @@ class SessionTable:
         metrics: DraftMetrics,
         weight: Callable[[str], float],
     ) -> None:
+        self.short_span = 2 * (settings.k_max + 1)
         self.peers: dict[Stream, Peer] = {}
         self.active: dict[Session, None] = {}
         self._settings = settings
@@ -182,13 +188,17 @@ class SessionTable:
     # --- resources of one session
 
     def set_build(self, session: Session, build: Build | None) -> None:
-        """Replace a session's work; tail slots of the old work are freed."""
+        """Replace a session's work; tail slots of the old work are freed.
+
+        Without work a long backlog (a new session's prompt) is still run: what comes next then starts at once.
+        """
         self.drop_build(session)
         session.build = build
-        if build is None or build.done:
-            self.active.pop(session, None)
-        else:
+        runnable = not build.done if build is not None else session.backlog > self.short_span
+        if runnable:
             self.active[session] = None
+        else:
+            self.active.pop(session, None)
 
     def rest(self, session: Session) -> None:
         """Nothing more is to run for a session until its next commit."""
@@ -218,13 +228,11 @@ class SessionTable:
         if slots and self._tails is not None:
             self._tails.free(slots)
 
-    def ensure(self, session: Session, positions: int, now: float) -> bool:
+    def ensure(self, session: Session, pages: SessionPages, positions: int, now: float) -> bool:
         """Pages for so many positions; idle sessions give way. False: there is no room, the session was refused."""
         while True:
             try:
-                if session.pages is None:
-                    session.pages = SessionPages(self._pool, session.tokens)
-                session.pages.ensure(positions)
+                pages.ensure(positions)
                 return True
             except OutOfBlocks:
                 if not self._evict_idle(session, now):

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from ssd_cluster.config import DraftSettings, ModelSettings
 from ssd_cluster.draft.engine import DraftEngine
 from ssd_cluster.draft.sampler import RowSampler, SessionSampling
