@@ -79,7 +79,7 @@ class ServeFile(Settings):
     """A Serve configuration file that ``ssd-cluster serve`` runs on this machine and ``serve deploy`` on a cluster."""
 
     http_options: HttpSettings = HttpSettings()
-    applications: Annotated[tuple[Application, ...], Field(min_length=1)]
+    applications: tuple[Application, ...]
 
     @model_validator(mode="after")
     def _applications_fit_together(self) -> ServeFile:

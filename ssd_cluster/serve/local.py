@@ -22,7 +22,7 @@ from ssd_cluster.errors import SsdClusterError, StartupError
 from ssd_cluster.serve.args import Application, ServeFile
 from ssd_cluster.serve.checks import models_of, only_instance, require_cores, require_free_port, usable_cores
 from ssd_cluster.serve.files import read_serve_file
-from ssd_cluster.serve.local_ray import LocalRay
+from ssd_cluster.serve.local_ray import QUIET, LocalRay
 from ssd_cluster.serve.signals import Interrupted, StopSignals
 
 log = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ def _running(file: ServeFile, http: HttpSettings, signals: StopSignals, deadline
         with signals.ignored():
             before = signals.count
             _say("stopping")
-            names = [app.name for app in file.applications]
+            names = [app.name for app in sorted(file.applications, key=lambda app: app.args.target is None)]
             local_ray.stop(names, STOP_DEADLINE_S, lambda: signals.count > max(before, 1))
 
 
@@ -131,7 +131,9 @@ def _deploy(file: ServeFile, signals: StopSignals) -> None:
     with signals.deferred():
         serve.run_many(
             [
-                serve.RunTarget(target=build(app.args), name=app.name, route_prefix=app.route_prefix)
+                serve.RunTarget(
+                    target=build(app.args), name=app.name, route_prefix=app.route_prefix, logging_config=QUIET
+                )
                 for app in file.applications
             ],
             wait_for_ingress_deployment_creation=False,

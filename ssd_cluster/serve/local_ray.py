@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
 OBJECT_STORE_BYTES = 100 * 1024 * 1024  # the least Ray takes without a warning; tokens do not travel through it
 KILL_AFTER_S = 3.0
+QUIET = {"log_level": "WARNING", "enable_access_log": False}  # Serve's own logs
 _ESSENTIAL = ("gcs_server", "raylet")
 
 
@@ -42,7 +43,6 @@ class LocalRay:
         set_ray_environment()
         import ray
         from ray import serve
-        from ray.serve.schema import LoggingConfig
 
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         # Ray puts Unix sockets there, whose names may not be long: a deep TMPDIR would not do.
@@ -55,7 +55,7 @@ class LocalRay:
                 num_gpus=None,
                 object_store_memory=OBJECT_STORE_BYTES,
                 include_dashboard=False,
-                log_to_driver=False,
+                log_to_driver=True,  # a lost draft is a warning in its target's log: show it here
                 logging_level=logging.ERROR,
                 _node_ip_address=LOOPBACK,
                 _temp_dir=str(self._folder),
@@ -64,7 +64,7 @@ class LocalRay:
             serve.start(
                 proxy_location="HeadOnly",
                 http_options={"host": host, "port": port},
-                logging_config=LoggingConfig(log_level="WARNING", enable_access_log=False),
+                logging_config=QUIET | {"log_level": "ERROR"},  # of the controller
             )
         except Exception as error:
             raise StartupError(f"Ray does not start: {_first_line(error)}") from error
@@ -76,7 +76,10 @@ class LocalRay:
         return bool(self._essential) and all(_runs(process) for process in self._essential)
 
     def stop(self, applications: list[str], deadline_s: float, give_up: Callable[[], bool]) -> None:
-        """Stop everything that was started: politely for ``deadline_s`` or until ``give_up()``, then by force."""
+        """Stop everything that was started, applications in the order given.
+
+        Politely for ``deadline_s`` or until ``give_up()``, then by force.
+        """
         self._remember()
         if self._essential:
             _bounded(lambda: self._close_politely(applications), deadline_s, give_up)
