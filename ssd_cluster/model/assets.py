@@ -36,7 +36,10 @@ PACKAGED_DRAFT = Path(__file__).resolve().parent.parent / "assets" / EMBEDDED_DR
 
 # Part of the folder names: raise it when the conversion changes, so that no old result is taken for a new one.
 _REVISION = 1
-DRAFT_LAYERS = tuple(range(10))
+
+# Share of the target's greedy tokens that a cut of its first n layers names, 24 prompts x 32 tokens: n = 10: 4 %,
+# 16: 7 %, 20: 12 %, 21: 21 %, 24: 33 %, 28: 51 %. Without training a shallower cut guesses next to nothing.
+DRAFT_LAYERS = tuple(range(24))
 
 
 def ensure_smollm2(progress: Progress) -> Path:

@@ -167,6 +167,8 @@ def expected_names(config: dict[str, Any]) -> Iterator[str]:
         yield from (f"{prefix}mlp.{part}_proj.weight" for part in ("gate", "up", "down"))
         if family == "qwen2" or config.get("attention_bias"):
             yield from (f"{prefix}self_attn.{part}_proj.bias" for part in ("qkv" if family == "qwen2" else "qkvo"))
+        if config.get("mlp_bias"):
+            yield from (f"{prefix}mlp.{part}_proj.bias" for part in ("gate", "up", "down"))
         if family == "qwen3":
             yield from (f"{prefix}self_attn.{part}_norm.weight" for part in "qk")
     yield "model.norm.weight"

@@ -112,7 +112,13 @@ class GgufCheckpoint(Checkpoint):
     def __init__(self, path: Path) -> None:
         self.file = GgufFile(path)
         super().__init__(path, config_from_gguf(self.file), generation_from_gguf(self.file))
-        self._source = {hf: name for name in self.file.by_name if (hf := hf_name(name)) is not None}
+        self._source: dict[str, str] = {}
+        for source in self.file.by_name:
+            name = hf_name(source)
+            if name is not None:
+                self._source[name] = source
+            elif source != _ROPE_FACTORS:
+                raise CheckpointError(f"{path}: tensor {source} is of a kind that the decoder does not know")
 
     def names(self) -> list[str]:
         return list(self._source)
@@ -178,7 +184,8 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
         "rope_scaling": _rope_scaling(file, arch),
         "vocab_size": int(file.by_name["token_embd.weight"].shape[-1]),
         "tie_word_embeddings": "output.weight" not in file.by_name,
-        "attention_bias": "blk.0.attn_output.bias" in file.by_name,
+        "attention_bias": arch != "qwen2" and "blk.0.attn_q.bias" in file.by_name,
+        "mlp_bias": ("blk.0.ffn_up.bias" in file.by_name) or None,
         "bos_token_id": file.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": file.get("tokenizer.ggml.eos_token_id"),
         "pad_token_id": file.get("tokenizer.ggml.padding_token_id"),

@@ -8,7 +8,8 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from support import gguf_files
 from support.gguf_files import SENTENCEPIECE, permute, write_gguf
 from support.tiny import make_checkpoint
 
@@ -124,6 +125,32 @@ def test_broken_and_foreign_files_are_refused(tmp_path: Path) -> None:
     experts = write_gguf(folder, tmp_path / "moe.gguf", metadata={"expert_count": 8})
     with pytest.raises(CheckpointError, match="mixture"):
         open_checkpoint(experts)
+
+
+def test_biases_are_read_or_refused_but_never_dropped(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "tiny", layers=1)
+    weights = folder / "model.safetensors"
+    tensors = load_file(weights)
+    for part in "qkvo":
+        rows = tensors[f"model.layers.0.self_attn.{part}_proj.weight"].shape[0]
+        tensors[f"model.layers.0.self_attn.{part}_proj.bias"] = torch.arange(rows, dtype=torch.float32)
+    save_file(tensors, weights)
+    checkpoint = open_checkpoint(write_gguf(folder, tmp_path / "all.gguf"))
+    assert checkpoint.config["attention_bias"] is True
+    read = dict(checkpoint.tensors())
+    assert all(torch.equal(read[name], tensors[name]) for name in tensors)
+
+    del tensors["model.layers.0.self_attn.o_proj.bias"]
+    save_file(tensors, weights)
+    with pytest.raises(CheckpointError, match=r"o_proj\.bias is missing"):
+        open_checkpoint(write_gguf(folder, tmp_path / "some.gguf"))
+
+
+def test_tensors_of_another_kind_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_checkpoint(tmp_path / "tiny", layers=1)
+    monkeypatch.setitem(gguf_files.NAMES, "mlp.up_proj", "ffn_up_exps")
+    with pytest.raises(CheckpointError, match=r"blk\.0\.ffn_up_exps\.weight is of a kind"):
+        open_checkpoint(write_gguf(folder, tmp_path / "odd.gguf"))
 
 
 def test_tokenizer_inside_equals_the_one_of_the_folder(tmp_path: Path) -> None:
