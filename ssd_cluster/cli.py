@@ -1,4 +1,4 @@
-"""Entry point of the ``ssd-cluster`` command: parses, dispatches, and turns our errors into one line and an exit code."""
+"""Entry point of the ``ssd-cluster`` command: parses, dispatches, turns our errors into one line and an exit code."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from ssd_cluster.bench.report import table, write_json
 from ssd_cluster.bench.spec import PairOptions, engine_spec
 from ssd_cluster.bench.summary import ModeResult
 from ssd_cluster.bench.workload import load_prompts
-from ssd_cluster.config import DType, SpeculationSettings
+from ssd_cluster.config import DType, FanoutLaw, MissPolicy, SpeculationSettings
 from ssd_cluster.errors import ConfigError
 from ssd_cluster.types import Mode
 
@@ -44,8 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--ignore-eos", action="store_true", help="always generate --max-tokens tokens")
     add("--target", default="smollm2-135m-instruct", help="folder, .gguf file, hub id or embedded name")
     add("--draft", default="smollm2-135m-draft", help="the same, for the draft")
-    add("--k", type=_positive, default=_DEFAULTS.k, help="tokens proposed per round (default %(default)s)")
-    add("--rows", type=_positive, default=_DEFAULTS.rows, help="guessed outcomes per round (default %(default)s)")
+    add("--k", type=_lookahead, default=_DEFAULTS.k, help="tokens proposed per round (default %(default)s)")
+    add("--rows", type=_branches, default=_DEFAULTS.rows, help="guessed outcomes per round (default %(default)s)")
+    add("--fanout", choices=[law.value for law in FanoutLaw], default=FanoutLaw.MEASURED.value)
+    add("--miss-policy", choices=[policy.value for policy in MissPolicy], default=_DEFAULTS.miss_policy.value)
+    add("--wait-ms", type=_milliseconds, default=_DEFAULTS.wait_ms, help="longest wait for the draft after a miss")
     add("--dtype", choices=[dtype.value for dtype in DType], default=DType.AUTO.value)
     add("--target-cores", type=_cores, default=None, help="CPU cores of the target, e.g. 0,1 (default: the first)")
     add("--draft-cores", type=_cores, default=None, help="CPU cores of the draft in mode ssd (default: the second)")
@@ -81,8 +84,13 @@ def run(arguments: argparse.Namespace) -> int:
     options = PairOptions(
         target=arguments.target,
         draft=arguments.draft,
-        k=arguments.k,
-        rows=arguments.rows,
+        speculation=SpeculationSettings(
+            k=arguments.k,
+            rows=arguments.rows,
+            miss_policy=MissPolicy(arguments.miss_policy),
+            wait_ms=arguments.wait_ms,
+        ),
+        fanout=FanoutLaw(arguments.fanout),
         dtype=DType(arguments.dtype),
         target_cores=arguments.target_cores,
         draft_cores=arguments.draft_cores,
@@ -167,10 +175,29 @@ def _progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _positive(text: str) -> int:
+def _within(text: str, most: int) -> int:
     value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not positive")
+    if not 1 <= value <= most:
+        raise argparse.ArgumentTypeError(f"{text} is not between 1 and {most}")
+    return value
+
+
+def _positive(text: str) -> int:
+    return _within(text, 1_000_000)
+
+
+def _lookahead(text: str) -> int:
+    return _within(text, 64)
+
+
+def _branches(text: str) -> int:
+    return _within(text, 256)
+
+
+def _milliseconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 10_000:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 10000")
     return value
 
 

@@ -16,7 +16,6 @@ from ssd_cluster.sampling.params import SamplingParams
 from ssd_cluster.target.request import Delta, Event, Finished, GenerationRequest, Sink
 from ssd_cluster.target.times import RoundTimes
 
-_POLL_S = 1.0
 _PHASE_NAMES = {"forward": "target_forward"}
 
 
@@ -46,7 +45,8 @@ class Driver:
         engine: started; idle whenever ``run`` is called.
         encode: prompt text and ``raw`` -> token ids.
         stall_s: longest time without a new token before the run is given up.
-        progress: called about once a second with the tokens emitted so far.
+        poll_s: how often to look.
+        progress: called every ``poll_s`` with the tokens emitted so far.
     """
 
     def __init__(
@@ -55,11 +55,13 @@ class Driver:
         encode: Callable[[str, bool], list[int]],
         *,
         stall_s: float = 120.0,
+        poll_s: float = 1.0,
         progress: Callable[[int], None] = lambda tokens: None,
     ) -> None:
         self._engine = engine
         self._encode = encode
         self._stall_s = stall_s
+        self._poll_s = poll_s
         self._progress = progress
         self._runs = 0
 
@@ -116,7 +118,7 @@ class Driver:
         seen, deadline = -1, time.monotonic() + self._stall_s
         while True:
             try:
-                index = done.get(timeout=_POLL_S)
+                index = done.get(timeout=self._poll_s)
             except queue.Empty:
                 tokens = sum(len(request.tokens) for request in pending)
                 self._progress(tokens)

@@ -59,6 +59,11 @@ class WorkerEngine:
         return self._spec.mode
 
     @property
+    def pid(self) -> int:
+        """Process id of the worker."""
+        return self._process.pid
+
+    @property
     def cores(self) -> dict[str, tuple[int, ...] | None]:
         """CPU cores of target and draft; None: not bound."""
         draft = self._spec.draft

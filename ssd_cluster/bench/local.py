@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 
+from ssd_cluster.bench.complete import Completion, complete
 from ssd_cluster.bench.draft_process import DraftProcess
 from ssd_cluster.bench.driver import Driver
-from ssd_cluster.bench.spec import EngineSpec
+from ssd_cluster.bench.spec import EngineSpec, LinkBackend
 from ssd_cluster.config import DraftSettings
 from ssd_cluster.draft.engine import load_draft
 from ssd_cluster.errors import StartupError
@@ -21,10 +22,10 @@ from ssd_cluster.link.loop import LinkLoop
 from ssd_cluster.link.stream import Inbox, Stream
 from ssd_cluster.model.checkpoint import resolve_checkpoint
 from ssd_cluster.model.runner import load_runner
+from ssd_cluster.sampling.params import SamplingParams
 from ssd_cluster.target.engine import TargetEngine
 from ssd_cluster.target.replica import Connector
 from ssd_cluster.text.tokenizer import Tokenizer
-from ssd_cluster.types import Mode
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class LocalEngine:
         self.engine.start()
         if not self.engine.wait_for_draft(_DRAFT_READY_S):
             raise StartupError(f"the draft {spec.draft and spec.draft.model.path} is not ready; its log says why")
-        self.driver = Driver(self.engine, self._encode, progress=progress)
+        self.driver = Driver(self.engine, self.encode, progress=progress)
         self.info: dict[str, Any] = {
             "dtype": str(runner.dtype).removeprefix("torch."),
             "torch": torch.__version__,
@@ -67,7 +68,7 @@ class LocalEngine:
     def _connector(self, spec: EngineSpec) -> Connector:
         if spec.draft is None:
             raise StartupError("this mode needs a draft")
-        if spec.mode is Mode.SD:
+        if spec.link is LinkBackend.INPROCESS:
             return self._embedded_draft(spec.draft)
         return self._separate_draft(spec.draft, spec)
 
@@ -94,10 +95,21 @@ class LocalEngine:
 
         return connector
 
-    def _encode(self, prompt: str, raw: bool) -> list[int]:
+    def encode(self, prompt: str, raw: bool) -> list[int]:
+        """Ids of a user's turn in the chat template, or of plain text."""
         if raw:
             return self.tokenizer.encode_prompt(prompt)
         return self.tokenizer.apply_chat_template([{"role": "user", "content": prompt}])
+
+    def complete(
+        self, prompt_ids: Sequence[int], params: SamplingParams, on_text: Callable[[str], None] = lambda text: None
+    ) -> Completion:
+        """Answer one prompt; ``on_text`` receives new text as it comes.
+
+        Raises:
+            SsdClusterError: the request is refused, the engine fails, or it makes no progress.
+        """
+        return complete(self.engine, prompt_ids, params, on_text)
 
     def close(self) -> None:
         """Stop the engine, then the draft; safe to call twice."""

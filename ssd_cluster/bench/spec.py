@@ -4,17 +4,34 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from enum import StrEnum
 
-from ssd_cluster.config import DraftSettings, DType, ModelSettings, Settings, SpeculationSettings, TargetSettings
+from ssd_cluster.config import (
+    DraftSettings,
+    DType,
+    FanoutLaw,
+    ModelSettings,
+    Settings,
+    SpeculationSettings,
+    TargetSettings,
+)
 from ssd_cluster.errors import ConfigError
 from ssd_cluster.types import Mode
 
 
+class LinkBackend(StrEnum):
+    """Where the draft of a local engine runs: on a thread of this process, or in a process of its own over gRPC."""
+
+    INPROCESS = "inprocess"
+    GRPC = "grpc"
+
+
 class EngineSpec(Settings):
-    """One engine. ``draft``: beside the target on its own cores in mode ``sd``, in a process of its own in ``ssd``."""
+    """One engine and, unless it decodes plainly, its draft and how it is reached."""
 
     target: TargetSettings
     draft: DraftSettings | None = None
+    link: LinkBackend = LinkBackend.INPROCESS
 
     @property
     def mode(self) -> Mode:
@@ -25,12 +42,13 @@ class PairOptions(Settings):
     """The pair and the machine, the same for all modes.
 
     ``target_cores``, ``draft_cores``: None takes the first and the second core that this process may use.
+    ``speculation``: of the target; its ``rows`` also size the draft.
     """
 
     target: str
     draft: str
-    k: int
-    rows: int
+    speculation: SpeculationSettings
+    fanout: FanoutLaw = FanoutLaw.MEASURED
     dtype: DType = DType.AUTO
     target_cores: tuple[int, ...] | None = None
     draft_cores: tuple[int, ...] | None = None
@@ -38,12 +56,18 @@ class PairOptions(Settings):
     max_batch: int = 1
 
 
-def engine_spec(mode: Mode, options: PairOptions) -> EngineSpec:
+def engine_spec(mode: Mode, options: PairOptions, link: LinkBackend | None = None) -> EngineSpec:
     """The engine of one mode: the target on its cores; the draft on the same (``sd``) or on its own (``ssd``).
 
+    ``link``: None takes the in-process link for ``sd`` and gRPC for ``ssd``.
+
     Raises:
-        ConfigError: mode ``ssd`` has only one core for both and none were named.
+        ConfigError: mode ``ssd`` has only one core for both and none were named, or ``sd`` is to use gRPC.
     """
+    if link is None:
+        link = LinkBackend.GRPC if mode is Mode.SSD else LinkBackend.INPROCESS
+    if mode is Mode.SD and link is LinkBackend.GRPC:
+        raise ConfigError("mode sd drafts on the target's own cores, over the in-process link only", param="link")
     own, other = default_cores()
     target_cores = options.target_cores or own
     draft_cores = target_cores if mode is Mode.SD else options.draft_cores or other
@@ -51,7 +75,7 @@ def engine_spec(mode: Mode, options: PairOptions) -> EngineSpec:
         model=_model(options.target, options, target_cores),
         mode=mode,
         max_batch=options.max_batch,
-        speculation=SpeculationSettings(k=options.k, rows=options.rows),
+        speculation=options.speculation,
     )
     if mode is Mode.AR:
         return EngineSpec(target=target)
@@ -61,11 +85,12 @@ def engine_spec(mode: Mode, options: PairOptions) -> EngineSpec:
         )
     draft = DraftSettings(
         model=_model(options.draft, options, draft_cores),
-        k_max=max(1, options.k),
-        row_credit=max(1, options.rows * options.max_batch),
+        k_max=max(1, options.speculation.k),
+        row_credit=max(1, options.speculation.rows * options.max_batch),
+        fanout=options.fanout,
         session_credit=max(1, 2 * options.max_batch),
     )
-    return EngineSpec(target=target, draft=draft)
+    return EngineSpec(target=target, draft=draft, link=link)
 
 
 def default_cores() -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:

@@ -24,9 +24,7 @@ def parse_layers(text: str) -> list[int]:
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError as error:
-        raise ConfigError(
-            f"--layers must be a count or a list such as 0,1,29, got {text!r}", param="layers"
-        ) from error
+        raise ConfigError(f"--layers must be a count or a list such as 0,1,29, got {text!r}", param="layers") from error
     return list(range(numbers[0])) if "," not in text else numbers
 
 

@@ -101,9 +101,7 @@ def read_shard(path: Path, key: str | None = None) -> list[Document]:
     if metadata.get("checksum") != _checksum(tensors):
         raise BadShard(f"{path} does not match its checksum; delete it and run the command again")
     ends = np.cumsum(tensors["lengths"].numpy())
-    columns = [tensors[name].numpy() for name in ("tokens", "law_ids", "law_p", "has_law")]
     starts = np.concatenate([[0], ends[:-1]])
-    return [
-        Document(*(column[a:b] for column in columns[:3]), columns[3][a:b].astype(bool))
-        for a, b in zip(starts, ends, strict=True)
-    ]
+    tokens, law_ids, law_p = (tensors[name].numpy() for name in ("tokens", "law_ids", "law_p"))
+    has_law = tensors["has_law"].numpy().astype(bool)
+    return [Document(tokens[a:b], law_ids[a:b], law_p[a:b], has_law[a:b]) for a, b in zip(starts, ends, strict=True)]

@@ -1,0 +1,71 @@
+"""Options that ``generate``, ``chat`` and ``check-pair`` share: which pair, which mode, how it is sampled."""
+
+from __future__ import annotations
+
+import argparse
+
+from ssd_cluster.bench.spec import EngineSpec, LinkBackend, PairOptions, engine_spec
+from ssd_cluster.config import DType, SpeculationSettings
+from ssd_cluster.sampling.params import SamplingParams
+from ssd_cluster.types import Mode
+
+_DEFAULTS = SpeculationSettings()
+TARGET = "smollm2-135m-instruct"
+DRAFT = "smollm2-135m-draft"
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the pair and its engine."""
+    add = parser.add_argument
+    add("--target", default=TARGET, help="folder, .gguf file, hub id or embedded name (default %(default)s)")
+    add("--draft", default=DRAFT, help="the same, for the draft (default %(default)s)")
+    add("--mode", choices=[mode.value for mode in Mode], default=Mode.SSD.value)
+    add("--k", type=int, default=_DEFAULTS.k, help="tokens proposed per round (default %(default)s)")
+    add("--rows", type=int, default=_DEFAULTS.rows, help="guessed outcomes per round (default %(default)s)")
+    add("--dtype", choices=[dtype.value for dtype in DType], default=DType.AUTO.value)
+    add("--link", choices=[link.value for link in LinkBackend], default=LinkBackend.INPROCESS.value)
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser, max_tokens: int) -> None:
+    """Options of one request."""
+    add = parser.add_argument
+    add("--max-tokens", type=int, default=max_tokens)
+    add("--temperature", type=float, default=0.0)
+    add("--top-p", type=float, default=1.0)
+    add("--top-k", type=int, default=0)
+    add("--seed", type=int, default=None, help="fixes the text at temperature > 0")
+    add("--stop", action="append", default=[], help="stop string; may be given several times")
+    add("--ignore-eos", action="store_true")
+
+
+def spec_of(arguments: argparse.Namespace) -> EngineSpec:
+    """The engine that the arguments describe.
+
+    Raises:
+        ConfigError: an option is out of range.
+    """
+    options = PairOptions(
+        target=arguments.target,
+        draft=arguments.draft,
+        k=arguments.k,
+        rows=arguments.rows,
+        dtype=DType(arguments.dtype),
+    )
+    return engine_spec(Mode(arguments.mode), options, LinkBackend(arguments.link))
+
+
+def params_of(arguments: argparse.Namespace) -> SamplingParams:
+    """The request's sampling parameters.
+
+    Raises:
+        InvalidRequest: one is out of range.
+    """
+    return SamplingParams(
+        temperature=arguments.temperature,
+        top_p=arguments.top_p,
+        top_k=arguments.top_k,
+        seed=arguments.seed,
+        max_tokens=arguments.max_tokens,
+        stop=tuple(arguments.stop),
+        ignore_eos=arguments.ignore_eos,
+    )
