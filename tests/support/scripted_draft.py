@@ -233,7 +233,8 @@ class ScriptedDraft:
         answers: Nack codes to give instead of Opened, used up one by one.
         violations: what the target did against the protocol.
         received: every message of the target, in order.
-        finished: sessions that the target ended, by a finishing commit or by Close.
+        finished: sessions that the target ended with a finishing commit; never seen again.
+        closed: sessions that the target closed; only Open may follow.
     """
 
     script: Script
@@ -243,6 +244,7 @@ class ScriptedDraft:
     received: list[Message] = field(default_factory=list)
     sessions: dict[int, ScriptedSession] = field(default_factory=dict)
     finished: set[int] = field(default_factory=set)
+    closed: set[int] = field(default_factory=set)
     connections: int = 0
     reachable: bool = True
     stream: ScriptedStream | None = None
@@ -283,7 +285,7 @@ class ScriptedDraft:
         elif isinstance(message, Close):
             for session_id in message.sessions:
                 self.sessions.pop(session_id, None)
-                self.finished.add(session_id)
+                self.closed.add(session_id)
 
     def _welcome(self, hello: Hello) -> Welcome:
         fields: dict[str, object] = {
@@ -304,6 +306,7 @@ class ScriptedDraft:
     def _open(self, message: Open) -> Iterable[ToTarget]:
         if message.session in self.finished:
             self._blame(f"session {message.session} opened after its end")
+        self.closed.discard(message.session)
         if self.answers:
             nack = self.answers.pop(0)
             yield Nack(message.session, message.epoch, nack.code, nack.have_len, nack.retry_after_ms)
@@ -317,10 +320,10 @@ class ScriptedDraft:
     def _commit(self, row: CommitRow) -> Iterable[ToTarget]:
         session = self.sessions.get(row.session)
         if session is None:
-            if row.session not in self.finished:
-                yield Nack(row.session, row.epoch, NackCode.UNKNOWN)
-            else:
+            if row.session in self.finished | self.closed:
                 self._blame(f"commit for session {row.session} after its end")
+            else:
+                yield Nack(row.session, row.epoch, NackCode.UNKNOWN)
             return
         have = len(session.tokens)
         if row.epoch != session.opened.epoch:
