@@ -17,6 +17,7 @@ COMMANDS = {
     "bench": "measure modes, interleaved in one run, and print a table",
     "check-pair": "say whether a draft fits a target and what speed-up to expect",
     "cut": "make a draft checkpoint from chosen layers of a target",
+    "distill": "train a draft for a target from what the target itself writes",
     "fetch": "download and convert the embedded default model",
 }
 

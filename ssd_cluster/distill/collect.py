@@ -85,15 +85,17 @@ class ChatWriter:
         self._no_ids = np.zeros(settings.top_m, np.int32)
         self._no_p = np.zeros(settings.top_m, np.float16)
 
-    def write(self, count: int, openings: list[tuple[int, ...]], seed: int) -> list[Document]:
+    def write(
+        self, count: int, openings: list[tuple[int, ...]], prompts: list[tuple[int, ...]], seed: int
+    ) -> list[Document]:
         """``count`` conversations, in the order in which they end; equal for equal arguments on one machine.
 
-        ``openings``: first tokens of the prompts that do not start from nothing, chosen at random.
+        ``openings``: first tokens of prompts that the target completes; ``prompts``: whole ones.
         """
         generator = torch.Generator().manual_seed(seed)
         chooser = random.Random(seed)
         temperatures = itertools.cycle(self._settings.temperatures)
-        waiting = deque(self._start(chooser, openings, next(temperatures)) for _ in range(count))
+        waiting = deque(self._start(chooser, openings, prompts, next(temperatures)) for _ in range(count))
         running: list[_Chat] = []
         finished: list[Document] = []
         while running or waiting:
@@ -104,16 +106,26 @@ class ChatWriter:
             running = [chat for chat in running if not chat.done]
         return finished
 
-    def _start(self, chooser: random.Random, openings: list[tuple[int, ...]], temperature: float) -> _Chat:
+    def _start(
+        self,
+        chooser: random.Random,
+        openings: list[tuple[int, ...]],
+        prompts: list[tuple[int, ...]],
+        temperature: float,
+    ) -> _Chat:
         s = self._settings
-        opening = () if chooser.random() < s.own_prompt_share else chooser.choice(openings)
-        return _Chat(
+        opening: tuple[int, ...] = () if chooser.random() < s.own_prompt_share else chooser.choice(openings)
+        chat = _Chat(
             deque(self._frame.before_prompt + opening),
             s.prompt_tokens - len(opening),
             s.answer_tokens,
             temperature,
             SequenceBlocks(self._runner.pool),
         )
+        if opening and prompts and chooser.random() < 0.5:
+            chat.forced = deque(self._frame.before_prompt + chooser.choice(prompts) + self._frame.after_prompt)
+            chat.in_answer = True
+        return chat
 
     def _step(self, chats: list[_Chat], generator: torch.Generator) -> None:
         """One forward: everything forced so far and the last drawn token of each chat; then draw the next ones."""
@@ -184,9 +196,10 @@ def collect(settings: DistillSettings, folder: Path, progress: Callable[[str], N
     tokenizer = Tokenizer.load(resolve_checkpoint(settings.target))
     writer = ChatWriter(_runner(settings, tokenizer), ChatFrame.of(tokenizer), settings.collect)
     openings = [tuple(tokenizer.encode(text)) for text in OPENINGS]
+    prompts = [tuple(tokenizer.encode(text)) for text in settings.collect.prompts]
     for done, index in enumerate(missing, start=1):
         began = time.monotonic()
-        documents = writer.write(settings.collect.shard_size, openings, settings.seed * 1_000_003 + index)
+        documents = writer.write(settings.collect.shard_size, openings, prompts, settings.seed * 1_000_003 + index)
         write_shard(paths[index], documents, key)
         tokens = sum(len(d) for d in documents)
         rate = tokens / (time.monotonic() - began)
@@ -196,7 +209,9 @@ def collect(settings: DistillSettings, folder: Path, progress: Callable[[str], N
 
 def _runner(settings: DistillSettings, tokenizer: Tokenizer) -> ModelRunner:
     c = settings.collect
-    longest = c.prompt_tokens + c.answer_tokens + len(ChatFrame.of(tokenizer).before_prompt) + 32
+    frame = ChatFrame.of(tokenizer)
+    prompt = max([c.prompt_tokens, *(len(tokenizer.encode(text)) for text in c.prompts)])
+    longest = len(frame.before_prompt) + prompt + len(frame.after_prompt) + c.answer_tokens
     return load_runner(
         ModelSettings(
             path=settings.target,

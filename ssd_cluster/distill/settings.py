@@ -13,7 +13,8 @@ class CollectSettings(Settings):
     """Stage 1. The target writes ``conversations`` chats (prompt and answer) in shards of ``shard_size``.
 
     ``top_m``: probabilities stored per position. ``temperatures``: mix of the answers' temperatures, used in turn.
-    ``batch``: conversations decoded together.
+    ``batch``: conversations decoded together. ``own_prompt_share``: prompts that the target starts from nothing; the
+    rest begin with one of our openings or are one of ``prompts``, complete user turns, in equal parts.
     """
 
     conversations: int = Field(default=12288, ge=8)
@@ -25,6 +26,7 @@ class CollectSettings(Settings):
     prompt_temperature: float = Field(default=0.9, gt=0)
     temperatures: tuple[float, ...] = (0.0, 0.0, 0.7, 1.0)
     own_prompt_share: float = Field(default=0.5, ge=0, le=1)
+    prompts: tuple[str, ...] = ()
 
     @property
     def shards(self) -> int:

@@ -1,0 +1,113 @@
+"""The stages of a distillation in order. Each keeps what it finished in the work folder and is skipped when done."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ssd_cluster.distill.collect import collect
+from ssd_cluster.distill.initialise import frequent_ids, initialise
+from ssd_cluster.distill.report import measure_draft, write_report
+from ssd_cluster.distill.settings import DistillSettings
+from ssd_cluster.distill.shards import Document, read_shard
+from ssd_cluster.distill.train import Trainer
+from ssd_cluster.errors import SsdClusterError
+from ssd_cluster.model.checkpoint import open_checkpoint, resolve_checkpoint
+from ssd_cluster.text.tokenizer import Tokenizer
+
+Progress = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Distillation:
+    """One run of ``ssd-cluster distill``.
+
+    Attributes:
+        settings: what to build.
+        out: folder of the finished draft.
+        work: folder of shards, training state and timings.
+        progress: receives one line per event.
+    """
+
+    settings: DistillSettings
+    out: Path
+    work: Path
+    progress: Progress
+    minutes: dict[str, float] = field(default_factory=dict)
+
+    def run(self) -> bool:
+        """All stages; False if the training ran out of ``max_minutes`` and has to be called again.
+
+        Raises:
+            SsdClusterError: a stage failed; finished stages are kept.
+        """
+        if self.out.exists() and any(self.out.iterdir()):
+            raise SsdClusterError(f"{self.out} is not empty; give a new folder or delete it")
+        self._load_minutes()
+        documents = self._timed("collect", self._collect)
+        initial = self._timed("initialise", lambda: self._initialise(documents))
+        trainer = Trainer(self.settings, initial, self.work / "train", documents, self.progress)
+        if not self._timed("train", trainer.run):
+            self.progress("train: out of time; run the command again to go on")
+            return False
+        self._publish(self.work / "train" / "best")
+        report = self._timed("report", lambda: self._report(trainer))
+        write_report(report, self.out)
+        self.progress(f"done: {self.out}")
+        return True
+
+    def _collect(self) -> list[Document]:
+        key = self.settings.collect_key()
+        paths = collect(self.settings, self.work / "data", self.progress)
+        return [document for path in paths for document in read_shard(path, key)]
+
+    def _initialise(self, documents: list[Document]) -> Path:
+        target = resolve_checkpoint(self.settings.target)
+        tokenizer = Tokenizer.load(target)
+        out = self.work / "initial"
+        if (out / "model.safetensors").exists():
+            return out
+        ids = None
+        if self.settings.shape.head is not None:
+            vocabulary = int(open_checkpoint(target).config["vocab_size"])
+            ids = frequent_ids(documents, vocabulary, self.settings.shape.head, tokenizer.eos_ids)
+        self.progress(
+            f"initialise: layers {list(self.settings.shape.layers)}, head {self.settings.shape.head or 'full'}"
+        )
+        return initialise(target, out, self.settings.shape, ids)
+
+    def _publish(self, best: Path) -> None:
+        """The best checkpoint becomes the output folder by one rename."""
+        partial = self.out.with_name(self.out.name + ".part")
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.copytree(best, partial)
+        if self.out.exists():
+            self.out.rmdir()
+        partial.rename(self.out)
+
+    def _report(self, trainer: Trainer) -> dict[str, Any]:
+        return {
+            "settings": self.settings.model_dump(mode="json", exclude={"collect": {"prompts"}}),
+            "minutes": self.minutes,
+            "held_out": trainer.measure(),
+            "history": trainer.history,
+        } | measure_draft(self.settings, self.out, self.progress)
+
+    def _timed(self, stage: str, work: Callable[[], Any]) -> Any:
+        began = time.monotonic()
+        try:
+            return work()
+        finally:
+            self.minutes[stage] = self.minutes.get(stage, 0.0) + (time.monotonic() - began) / 60
+            self.work.mkdir(parents=True, exist_ok=True)
+            (self.work / "minutes.json").write_text(json.dumps(self.minutes), encoding="utf-8")
+
+    def _load_minutes(self) -> None:
+        path = self.work / "minutes.json"
+        if path.exists():
+            self.minutes.update(json.loads(path.read_text(encoding="utf-8")))
