@@ -102,7 +102,8 @@ def measure_pair(
     shared = options.model_copy(update={"draft_cores": options.draft_cores or other or own})
     specs = {mode: engine_spec(mode, shared) for mode in (Mode.SD, Mode.SSD)}
     progress("timing forward passes")
-    report = PairReport(options.k, options.rows, notes, _times(specs[Mode.SSD]))
+    k = options.speculation.k
+    report = PairReport(k, options.speculation.rows, notes, _times(specs[Mode.SSD]))
     stats: dict[Mode, dict[float, SpeculationStats]] = {}
     for mode, spec in specs.items():
         progress(f"answering {len(prompts)} prompts in mode {mode.value}")
@@ -117,8 +118,8 @@ def measure_pair(
             ssd.cache_hits / lookups if lookups else 0.0,
         )
         report.acceptance.append(found)
-        a = acceptance_from_tokens(found.tokens_per_round, options.k)
-        report.predictions[temperature] = predict(report.times, a, found.hit_rate, options.k)
+        a = acceptance_from_tokens(found.tokens_per_round, k)
+        report.predictions[temperature] = predict(report.times, a, found.hit_rate, k)
     return report
 
 

@@ -8,12 +8,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ssd_cluster.config import DType, SpeculationSettings
+from ssd_cluster.commands.engine_options import add_speculation_arguments, pair_options
 
 if TYPE_CHECKING:
     from ssd_cluster.bench.pair import PairReport
 
-_DEFAULTS = SpeculationSettings()
 _WORTH = 1.05
 
 
@@ -21,9 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("target", help="folder, .gguf file, hub id or embedded name")
     add("draft", help="the same, for the draft")
-    add("--k", type=int, default=_DEFAULTS.k, help="tokens proposed per round (default %(default)s)")
-    add("--rows", type=int, default=_DEFAULTS.rows, help="guessed outcomes per round (default %(default)s)")
-    add("--dtype", choices=[dtype.value for dtype in DType], default=DType.AUTO.value)
+    add_speculation_arguments(parser)
     add("--max-tokens", type=int, default=64, help="tokens per tried prompt (default %(default)s)")
     add("--json", type=Path, default=None, metavar="OUT", help="write the report to this file as well")
 
@@ -36,16 +33,8 @@ def run(arguments: argparse.Namespace) -> int:
         CheckpointError: a model is missing or broken.
     """
     from ssd_cluster.bench.pair import measure_pair
-    from ssd_cluster.bench.spec import PairOptions
 
-    options = PairOptions(
-        target=arguments.target,
-        draft=arguments.draft,
-        k=arguments.k,
-        rows=arguments.rows,
-        dtype=DType(arguments.dtype),
-    )
-    report = measure_pair(options, (0.0, 1.0), arguments.max_tokens, progress=_progress)
+    report = measure_pair(pair_options(arguments), (0.0, 1.0), arguments.max_tokens, progress=_progress)
     print("\n".join(describe(report)))
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(report.as_json(), indent=2), encoding="utf-8")

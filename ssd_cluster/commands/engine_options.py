@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 
+from pydantic import ValidationError
+
 from ssd_cluster.bench.spec import EngineSpec, LinkBackend, PairOptions, engine_spec
 from ssd_cluster.config import DType, SpeculationSettings
+from ssd_cluster.errors import ConfigError
 from ssd_cluster.sampling.params import SamplingParams
 from ssd_cluster.types import Mode
 
@@ -20,10 +23,16 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--target", default=TARGET, help="folder, .gguf file, hub id or embedded name (default %(default)s)")
     add("--draft", default=DRAFT, help="the same, for the draft (default %(default)s)")
     add("--mode", choices=[mode.value for mode in Mode], default=Mode.SSD.value)
+    add_speculation_arguments(parser)
+    add("--link", choices=[link.value for link in LinkBackend], default=LinkBackend.INPROCESS.value)
+
+
+def add_speculation_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of how a pair speculates and computes."""
+    add = parser.add_argument
     add("--k", type=int, default=_DEFAULTS.k, help="tokens proposed per round (default %(default)s)")
     add("--rows", type=int, default=_DEFAULTS.rows, help="guessed outcomes per round (default %(default)s)")
     add("--dtype", choices=[dtype.value for dtype in DType], default=DType.AUTO.value)
-    add("--link", choices=[link.value for link in LinkBackend], default=LinkBackend.INPROCESS.value)
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser, max_tokens: int) -> None:
@@ -44,14 +53,23 @@ def spec_of(arguments: argparse.Namespace) -> EngineSpec:
     Raises:
         ConfigError: an option is out of range.
     """
-    options = PairOptions(
-        target=arguments.target,
-        draft=arguments.draft,
-        k=arguments.k,
-        rows=arguments.rows,
-        dtype=DType(arguments.dtype),
+    return engine_spec(Mode(arguments.mode), pair_options(arguments), LinkBackend(arguments.link))
+
+
+def pair_options(arguments: argparse.Namespace) -> PairOptions:
+    """The pair and its speculation.
+
+    Raises:
+        ConfigError: an option is out of range.
+    """
+    try:
+        speculation = SpeculationSettings(k=arguments.k, rows=arguments.rows)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"--{first['loc'][0]}: {first['msg']}", param=str(first["loc"][0])) from error
+    return PairOptions(
+        target=arguments.target, draft=arguments.draft, speculation=speculation, dtype=DType(arguments.dtype)
     )
-    return engine_spec(Mode(arguments.mode), options, LinkBackend(arguments.link))
 
 
 def params_of(arguments: argparse.Namespace) -> SamplingParams:

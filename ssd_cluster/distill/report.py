@@ -21,8 +21,7 @@ def measure_draft(settings: DistillSettings, draft: Path, progress: Callable[[st
     options = PairOptions(
         target=settings.target,
         draft=str(draft),
-        k=LOOKAHEAD,
-        rows=SpeculationSettings().rows,
+        speculation=SpeculationSettings(k=LOOKAHEAD),
         dtype=settings.dtype,
     )
     pair = measure_pair(options, TEMPERATURES, progress=lambda line: progress(f"report: {line}"))
