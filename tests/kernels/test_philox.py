@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import doctest
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ssd_kernels.philox import Backend, api, exponential_noise, noise_words, philox4x32, words_to_exponential
+from ssd_kernels.philox import Backend, api, exponential_noise, host, noise_words, philox4x32, words_to_exponential
 from support import philox_oracle as oracle
 
 HOST_BACKENDS = (Backend.TORCH, Backend.NUMPY)
@@ -78,9 +79,17 @@ def test_one_row_does_not_depend_on_its_batch() -> None:
     assert torch.equal(batch[1], exponential_noise([4], [11], 1027)[0])
 
 
-def test_uniform_at_both_ends() -> None:
+def by_numpy(words: torch.Tensor) -> torch.Tensor:
+    """The NumPy backend's conversion of ``[n]`` words; it takes them as four rows."""
+    out = np.empty((len(words), 4), dtype=np.float32)
+    host.fill_exponential(words.expand(4, -1).numpy().astype(np.uint64), out)
+    return torch.from_numpy(out)[:, 2]
+
+
+@pytest.mark.parametrize("convert", [words_to_exponential, by_numpy])
+def test_uniform_at_both_ends(convert: Callable[[torch.Tensor], torch.Tensor]) -> None:
     words = torch.tensor([0, LAST, LAST - 1, 1, LAST - 200])
-    noise = words_to_exponential(words).tolist()
+    noise = convert(words).tolist()
     assert noise[0] == 2.0**-33
     assert noise[1] == pytest.approx(24 * np.log(2), rel=5e-7)
     assert noise[1] == noise[2]

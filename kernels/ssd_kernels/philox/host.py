@@ -96,11 +96,18 @@ def exponential_noise(seeds: Sequence[int], positions: Sequence[int], vocabulary
     n_blocks = -(-vocabulary // 4)
     out = np.empty((len(positions), n_blocks, 4), dtype=np.float32)
     for row, seed, position in zip(out, seeds, positions, strict=True):
-        words = _blocks(seed, position, n_blocks, domain)
-        # 2 r + 1 is exact and signed conversion is the fast one; it is rounded once, on the way to float32.
-        np.left_shift(words, np.uint64(1), out=words)
-        np.bitwise_or(words, np.uint64(1), out=words)
-        row.T[:] = words.view(np.int64)
-    uniform = torch.from_numpy(out.reshape(len(positions), 4 * n_blocks))
-    uniform.mul_(2.0**-33).clamp_(max=LARGEST_UNIFORM)
-    return uniform.neg_().log1p_().neg_()[:, :vocabulary].contiguous()
+        fill_exponential(_blocks(seed, position, n_blocks, domain), row)
+    return torch.from_numpy(out.reshape(len(positions), 4 * n_blocks))[:, :vocabulary].contiguous()
+
+
+def fill_exponential(words: Words, out: npt.NDArray[np.float32]) -> None:
+    """E of words ``[4, n]`` (overwritten) into ``out`` ``[n, 4]``, contiguous: the order of token ids.
+
+    ``2 r + 1`` is exact in 64 bits and is rounded once, by the conversion to float32; the signed one is the faster.
+    torch's logarithm is vectorised on every CPU, NumPy's on some.
+    """
+    np.left_shift(words, np.uint64(1), out=words)
+    np.bitwise_or(words, np.uint64(1), out=words)
+    out.T[:] = words.view(np.int64)
+    uniform = torch.from_numpy(out).mul_(2.0**-33).clamp_(max=LARGEST_UNIFORM)
+    uniform.neg_().log1p_().neg_()
