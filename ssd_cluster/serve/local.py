@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 READY_DEADLINE_S = 600.0
 STOP_DEADLINE_S = 30.0
 POLL_S = 0.5
+WATCH_S = 1.0
 HEARTBEAT_S = 15.0
 INTERRUPTED = 130
 
@@ -70,12 +71,27 @@ def _serve(path: Path, port: int | None, signals: StopSignals, ready: threading.
     with only_instance(cache_dir() / "serve.lock"):
         require_free_port(http.host, http.port)
         _fetch_models(file)
-        with _running(file, http, signals, time.monotonic() + deadline_s) as local_ray:
+        with running(file, http, signals, time.monotonic() + deadline_s) as local_ray:
             ready.set()
             _say_ready(file, http)
-            while not signals.requested.wait(2.0):
-                if not local_ray.alive():
-                    raise StartupError("Ray has ended unexpectedly; start again")
+            _watch(local_ray, signals)
+
+
+def _watch(local_ray: LocalRay, signals: StopSignals) -> None:
+    """Say when an application falls over and when it is back, until a signal comes."""
+    from ray import serve
+
+    down: set[str] = set()
+    while not signals.requested.wait(WATCH_S):
+        if not local_ray.alive():
+            raise StartupError("Ray has ended unexpectedly; start again")
+        for name, state in serve.status().applications.items():
+            if state.status == "RUNNING" and name in down:
+                down.remove(name)
+                _say(f"{name} is back")
+            elif state.status != "RUNNING" and name not in down:
+                down.add(name)
+                _say(f"{name} has lost a replica; Serve starts another")
 
 
 def _http(file: ServeFile, port: int | None) -> HttpSettings:
@@ -95,7 +111,7 @@ def _fetch_models(file: ServeFile) -> None:
 
 
 @contextmanager
-def _running(file: ServeFile, http: HttpSettings, signals: StopSignals, deadline: float) -> Iterator[LocalRay]:
+def running(file: ServeFile, http: HttpSettings, signals: StopSignals, deadline: float) -> Iterator[LocalRay]:
     """Ray and all applications, ready; stopped at the end, however that comes."""
     local_ray = LocalRay()
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import shutil
 import tempfile
 import threading
@@ -47,7 +48,7 @@ class LocalRay:
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         # Ray puts Unix sockets there, whose names may not be long: a deep TMPDIR would not do.
         parent = "/tmp" if Path("/tmp").is_dir() else None
-        self._folder = Path(tempfile.mkdtemp(prefix="ssd-cluster-", dir=parent))
+        self._folder = Path(tempfile.mkdtemp(prefix=f"ssd-cluster-{os.getpid()}-", dir=parent))
         try:
             ray.init(
                 address="local",
@@ -55,7 +56,7 @@ class LocalRay:
                 num_gpus=None,
                 object_store_memory=OBJECT_STORE_BYTES,
                 include_dashboard=False,
-                log_to_driver=True,  # a lost draft is a warning in its target's log: show it here
+                log_to_driver=False,
                 logging_level=logging.ERROR,
                 _node_ip_address=LOOPBACK,
                 _temp_dir=str(self._folder),
