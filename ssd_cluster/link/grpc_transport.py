@@ -69,19 +69,22 @@ class ClientTransport(Transport):
         except (asyncio.InvalidStateError, grpc.aio.UsageError):
             raise LinkClosed("the call has ended") from None
 
-    async def end_writing(self) -> None:
+    async def end_writing(self) -> bool:
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await self._call.done_writing()
+        return True
 
     async def finish(self, reason: str, clean: bool) -> None:
         self._call.cancel()
         await self._channel.close()
+        # An engine may keep a closed stream for long; gRPC's objects (and its poller thread) must not live with it.
+        self._call = self._channel = None
 
 
 class ServerTransport(Transport):
     """The draft's end of a call; the call ends when its handler returns."""
 
-    def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    def __init__(self, context: Any) -> None:
         self._context = context
 
     async def read(self) -> bytes | None:
@@ -97,8 +100,8 @@ class ServerTransport(Transport):
         except (grpc.aio.BaseError, RuntimeError) as error:
             raise LinkClosed(f"the call broke: {type(error).__name__}") from None
 
-    async def end_writing(self) -> None:
-        """Returning from the handler does that, after the queued frames."""
+    async def end_writing(self) -> bool:
+        return False  # returning from the handler tells it, after the frames that were written
 
     async def finish(self, reason: str, clean: bool) -> None:
         if clean:
@@ -106,6 +109,7 @@ class ServerTransport(Transport):
         else:
             self._context.set_code(grpc.StatusCode.ABORTED)
             self._context.set_details(reason)
+        self._context = None
 
 
 def explain(error: grpc.aio.AioRpcError) -> str:

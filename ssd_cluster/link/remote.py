@@ -48,8 +48,11 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    async def end_writing(self) -> None:
-        """Tell the peer that no frame follows, where that does not end the whole stream."""
+    async def end_writing(self) -> bool:
+        """Tell the peer that no frame follows, where that can be told apart from the end of the stream.
+
+        True: the peer will end its half in turn, which is worth waiting for.
+        """
 
     @abstractmethod
     async def finish(self, reason: str, clean: bool) -> None:
@@ -141,8 +144,8 @@ class RemoteStream(Stream):
             for part in others:
                 part.cancel()
             await asyncio.gather(*others, return_exceptions=True)
-            if self._clean and not self._abort.is_set() and not reader.done():
-                await self._transport.end_writing()
+            drained = self._clean and not self._abort.is_set() and not reader.done()
+            if drained and await self._transport.end_writing():
                 await asyncio.wait([reader], timeout=LINGER_S)
         except asyncio.CancelledError:
             # gRPC cancels the handler of a peer that is gone.
@@ -207,7 +210,7 @@ class RemoteStream(Stream):
                 self._fail(error.message)
                 return
             if frame is None:
-                self._fail("closed by the peer")
+                self._end("closed by the peer", clean=True, announce=True)
                 return
             self._heard = True
             self.bytes_received += len(frame)

@@ -1,0 +1,34 @@
+"""Pairs that do not fit are refused with the first difference."""
+
+from __future__ import annotations
+
+import pytest
+from support.links import hello, welcome
+
+from ssd_cluster.errors import PairMismatch
+from ssd_cluster.link.handshake import check_pair, first_difference
+
+
+def test_a_pair_that_fits() -> None:
+    assert first_difference(hello(), welcome()) is None
+    check_pair(hello(), welcome())
+
+
+@pytest.mark.parametrize(
+    ("changes", "named", "values"),
+    [
+        ({"protocol": 2}, "protocol", ("1", "2")),
+        ({"vocabulary": 1001}, "vocabulary", ("1000", "1001")),
+        ({"tokenizer_hash": "xyz"}, "tokenizer hash", ("abc", "xyz")),
+        ({"tokenizer_hash": "xyz", "vocabulary": 1001}, "vocabulary", ("1000", "1001")),
+        ({"tokenizer_hash": "xyz", "vocabulary": 1001, "protocol": 2}, "protocol", ("1", "2")),
+    ],
+)
+def test_the_message_names_the_first_difference(
+    changes: dict[str, object], named: str, values: tuple[str, str]
+) -> None:
+    with pytest.raises(PairMismatch) as caught:
+        check_pair(hello(), welcome(**changes))
+    assert caught.value.message.startswith(named)
+    for value in values:
+        assert value in caught.value.message
