@@ -117,7 +117,7 @@ def _process_group(logits: Tensor, params: RowParams, out: Tensor) -> None:
     truncation = params.truncation
     if truncation is None:
         if temperature != 1:
-            # The peak goes first: dividing it by a small temperature could overflow.
+            # The peak goes first: the quotients that matter are then small, and rounding does not grow as T falls.
             logits = logits.sub(logits.amax(dim=-1, keepdim=True)).div_(temperature)
         torch.softmax(logits, dim=-1, out=out)
     elif logits.device.type == "cpu":

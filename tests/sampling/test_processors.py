@@ -142,6 +142,14 @@ def test_tiny_temperatures_do_not_overflow(temperature: float, top_k: int) -> No
     assert law.tolist() == [[0.5, 0.0, 0.5, 0.0]]
 
 
+@pytest.mark.parametrize("top_k", [0, 2])
+def test_low_temperatures_keep_precision(top_k: int) -> None:
+    logits = torch.tensor([[20.0, 20.0 - 2**-7, 3.0]])
+    second = math.exp(-(2**-7) / 0.003)
+    law = process(logits, [RowParams(0.003, top_k)])[0]
+    assert law[1].item() == pytest.approx(second / (1 + second), rel=1e-6)
+
+
 def test_top_p_counts_what_top_k_left() -> None:
     """p = .4 .3 .2 .1: after top_k 2 the first id holds 4/7, which is enough for top_p .5 but not for .6."""
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
