@@ -74,3 +74,10 @@ def test_refusals_and_no_rows() -> None:
         NoiseSource(0, 4).row(2**32)
     assert NoiseSource(0, 4).rows([]).shape == (0, 4)
     assert NoiseSource(0, 4).rows([], torch.tensor([1])).shape == (0, 1)
+
+
+def test_noise_of_an_id_does_not_depend_on_the_vocabulary() -> None:
+    """A draft may know fewer ids than the target's padded head has columns."""
+    padded = NoiseSource(3, 49152).row(5)
+    for vocabulary in (1, 37, 49001):
+        assert torch.equal(NoiseSource(3, vocabulary).row(5), padded[:vocabulary])
