@@ -128,7 +128,7 @@ async def _open(endpoint: str, inbox: Inbox, settings: LinkSettings, loop: LinkL
 class Listener:
     """Accepts streams of targets; whatever they send goes into one inbox, with the stream it came on.
 
-    A stream shows itself to the owner of the inbox with its first message (a Hello).
+    A stream shows itself to the owner of the inbox with its first message: a Hello, or ``StreamClosed`` if none came.
     """
 
     def __init__(

@@ -80,7 +80,7 @@ class RemoteStream(Stream):
         self._loop = loop
         self._codec = FrameCodec(side, limits)
         self._tick_s = max(_MIN_TICK_S, min(settings.ping_interval_s, settings.session_ttl_s / 4))
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # re-entered when an inbox closes the stream that feeds it
         self._queue: deque[bytes] = deque()
         self._waking = False  # a wake-up of the writer is under way or it is at work
         self._ended = False

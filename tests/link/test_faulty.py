@@ -22,7 +22,6 @@ from ssd_cluster.link.loop import LinkLoop
 from ssd_cluster.link.messages import BlockBatch, CommitBatch, Load, Message, Opened, StreamClosed, Welcome
 from ssd_cluster.link.stream import Inbox, Stream
 
-
 NO_FAULTS = FaultPlan()
 
 
@@ -332,3 +331,24 @@ def test_byte_garbage_over_grpc_reaches_the_peers_validation(
         received.append(item[1])
     assert draft.frames_dropped > 0
     assert draft.frames_dropped + len(received) - 1 == 16
+
+
+def test_a_planned_kill_over_grpc_ends_both_sides(
+    loop: LinkLoop, listener: Listener, draft_inbox: Inbox, target_inbox: Inbox
+) -> None:
+    plan = FaultPlan(kill_after=1)
+    settings = LinkSettings()
+    open_faulty = faulty_connector(lambda inbox: connect(listener.endpoint, inbox, settings, loop), incoming=plan)
+    target = open_faulty(target_inbox)
+    target.send(hello())
+    first = draft_inbox.receive(20)
+    assert first is not None
+    for number in range(3):
+        first[0].send(Opened(1, 0, number))
+    assert target_inbox.receive(20) == (target, Opened(1, 0, 0))
+    assert target_inbox.receive(20) == (target, StreamClosed("killed by the fault plan"))
+    ended = draft_inbox.receive(20)
+    assert ended is not None
+    assert isinstance(ended[1], StreamClosed)
+    assert target.closed
+    assert target_inbox.receive(0.05) is None
