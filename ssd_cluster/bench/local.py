@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from ssd_cluster.bench.complete import Completion, complete
-from ssd_cluster.bench.draft_process import DraftProcess
 from ssd_cluster.bench.driver import Driver
 from ssd_cluster.bench.spec import EngineSpec, LinkBackend
 from ssd_cluster.config import DraftSettings
 from ssd_cluster.draft.engine import load_draft
+from ssd_cluster.draft.launcher import DraftProcess
 from ssd_cluster.errors import StartupError
 from ssd_cluster.link.grpc_backend import connect
 from ssd_cluster.link.inprocess import pair
