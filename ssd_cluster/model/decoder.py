@@ -45,20 +45,20 @@ class Decoder:
             return torch.empty((0, weights.n_outputs), device=self._device)
         if len(wanted) < len(tokens):
             hidden = hidden[torch.tensor(wanted, dtype=torch.int64, device=self._device)]
-        return weights.head(self._norm(hidden, weights.norm)).float()
+        return weights.head(weights.norm(hidden)).float()
 
     def _layer(self, index: int, layer: LayerWeights, hidden: Tensor, rotation: Tensor, plan: AttentionPlan) -> None:
         """Add what layer ``index`` computes to ``hidden`` [T, E], in place."""
         config = self._config
         H, G, D = config.n_heads, config.n_kv_heads, config.head_dim
-        heads = layer.qkv(self._norm(hidden, layer.attention_norm)).view(-1, H + 2 * G, D)
+        heads = layer.qkv(layer.attention_norm(hidden)).view(-1, H + 2 * G, D)
         rotated = heads[:, : H + G]
         if layer.qk_norm is not None:
-            rotated.copy_(F.rms_norm(rotated, (D,), None, config.norm_eps) * layer.qk_norm)
+            rotated.copy_(layer.qk_norm(rotated))
         rotate(rotated, rotation)
         attended = plan.attend(index, heads[:, :H], heads[:, H:].view(-1, 2, G, D))
         hidden += layer.out(attended)
-        gate, up = layer.gate_up(self._norm(hidden, layer.mlp_norm)).chunk(2, dim=-1)
+        gate, up = layer.gate_up(layer.mlp_norm(hidden)).chunk(2, dim=-1)
         hidden += layer.down(F.silu(gate) * up)
 
     def _check(self, tokens: list[int], positions: list[int]) -> None:
@@ -66,9 +66,6 @@ class Decoder:
             raise ValueError(f"position {max(positions)} is beyond the context of {len(self._rotations)} tokens")
         if min(tokens) < 0 or max(tokens) >= self._config.vocab_size:
             raise ValueError(f"token ids must be within the vocabulary of {self._config.vocab_size}")
-
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), weight, self._config.norm_eps)
 
 
 def _flatten(batch: ForwardBatch) -> tuple[list[int], list[int], list[int]]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from ssd_cluster.errors import CheckpointError
 from ssd_cluster.model.decoder_config import DecoderConfig
 from ssd_cluster.model.linear import Linear
+from ssd_cluster.model.norm import RMSNorm
 from ssd_cluster.model.rope import interleave
 
 HEAD_IDS = "lm_head_ids"
@@ -20,14 +21,14 @@ HEAD_IDS = "lm_head_ids"
 class LayerWeights:
     """One decoder layer. ``qkv`` gives the H query, G key and G value heads, rotary dimensions interleaved.
 
-    ``qk_norm``: [H + G, D] weights of the per-head norm, or None.
+    ``qk_norm``: the per-head norm of queries and keys together, or None.
     """
 
-    attention_norm: Tensor
+    attention_norm: RMSNorm
     qkv: Linear
-    qk_norm: Tensor | None
+    qk_norm: RMSNorm | None
     out: Linear
-    mlp_norm: Tensor
+    mlp_norm: RMSNorm
     gate_up: Linear
     down: Linear
 
@@ -41,7 +42,7 @@ class DecoderWeights:
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
-    norm: Tensor
+    norm: RMSNorm
     head: Linear
     output_ids: Tensor | None
     n_outputs: int
@@ -109,7 +110,7 @@ def load_weights(
     head = embedding if config.tied_head else store.take("lm_head.weight", columns, config.hidden)
     if config.tied_head and output_ids is not None:
         head = embedding[output_ids]
-    norm = store.take("model.norm.weight", config.hidden)
+    norm = RMSNorm(store.take("model.norm.weight", config.hidden), config.norm_eps)
     store.finish(("lm_head.weight",) if config.tied_head else ())
     return DecoderWeights(embedding, layers, norm, linear(head), output_ids, columns)
 
@@ -128,18 +129,18 @@ def _layer(config: DecoderConfig, store: _Store, name: str, linear: type[Linear]
     qk_norm = None
     if config.qk_norm:
         q_norm, k_norm = (store.take(f"{name}self_attn.{part}_norm.weight", D)[order] for part in "qk")
-        qk_norm = torch.cat([q_norm.expand(H, D), k_norm.expand(G, D)])
+        qk_norm = RMSNorm(torch.cat([q_norm.expand(H, D), k_norm.expand(G, D)]), config.norm_eps)
     mlp = [store.take(f"{name}mlp.{part}_proj.weight", inner, E) for part in ("gate", "up")]
     mlp_biases = [store.take_if_present(f"{name}mlp.{part}_proj.bias", inner) for part in ("gate", "up")]
     return LayerWeights(
-        attention_norm=store.take(f"{name}input_layernorm.weight", E),
+        attention_norm=RMSNorm(store.take(f"{name}input_layernorm.weight", E), config.norm_eps),
         qkv=linear(torch.cat(weights), _fuse(biases)),
         qk_norm=qk_norm,
         out=linear(
             store.take(f"{name}self_attn.o_proj.weight", E, H * D),
             store.take_if_present(f"{name}self_attn.o_proj.bias", E),
         ),
-        mlp_norm=store.take(f"{name}post_attention_layernorm.weight", E),
+        mlp_norm=RMSNorm(store.take(f"{name}post_attention_layernorm.weight", E), config.norm_eps),
         gate_up=linear(torch.cat(mlp), _fuse(mlp_biases)),
         down=linear(
             store.take(f"{name}mlp.down_proj.weight", E, inner), store.take_if_present(f"{name}mlp.down_proj.bias", E)

@@ -12,7 +12,8 @@ from ssd_cluster.model.attention import attention_backend
 from ssd_cluster.model.batch import CausalSpan, ForwardBatch, TreeSpan
 from ssd_cluster.model.decoder_config import DecoderConfig, parse_config
 from ssd_cluster.model.kv import BlockPool, PagedKV, TailPool
-from ssd_cluster.model.sdpa import SdpaAttention, attend_lse, attend_lse_dense
+from ssd_cluster.model.partial import attend_lse, attend_lse_dense
+from ssd_cluster.model.sdpa import SdpaAttention
 
 CPU = torch.device("cpu")
 SCATTERED = [5, 2, 9, 3, 11, 0]
