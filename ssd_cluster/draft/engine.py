@@ -179,11 +179,19 @@ class DraftEngine:
             if session.pages is not None:
                 session.pages.settle(session.tokens)
                 session.pages.forget()
-            if session.sampling.noise is not None:
-                session.sampling.noise.discard_below(session.base_len)
+            session.sampling.discard_below(session.base_len)
             self._table.set_build(session, build)
         # A chain may be complete already: the work of the round before went the right way.
         self._publisher.publish(renewed, now)
+
+    @torch.inference_mode()
+    def prefetch(self) -> bool:
+        """With nothing to run: draw one noise row that the next round will want; False if all are there."""
+        now = self._clock()
+        for session in self._table.sessions():
+            if now - session.renewed_s < self._settings.idle_s and session.sampling.prefetch(session.horizon):
+                return True
+        return False
 
     # --- the thread
 
@@ -231,7 +239,7 @@ class DraftEngine:
         """Step until ``stop`` is set; sleeps on the inbox while there is nothing to run."""
         while not stop.is_set():
             self._beat = time.monotonic()
-            if not self.step():
+            if not self.step() and not self.prefetch():
                 self._inbox.wait(self._load.next_in(self._clock()))
 
     def _close(self, reason: str) -> None:

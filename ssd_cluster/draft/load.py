@@ -69,6 +69,7 @@ class LoadReporter:
         if due:
             self._next = now + self._settings.load_interval_s
             self._gauges()
+            self._table.cool(now)
         for peer in self._table.peers.values():
             if peer.incarnation is None:
                 continue

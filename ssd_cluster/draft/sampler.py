@@ -6,8 +6,10 @@ use at the same position, so that draft and target agree as often as their laws 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
 import torch
 from torch import Tensor
@@ -15,23 +17,65 @@ from torch import Tensor
 from ssd_cluster.link.messages import Open
 from ssd_cluster.sampling.coupled import coupled_sample, coupled_scores, top_guesses
 from ssd_cluster.sampling.noise import NoiseSource
-from ssd_cluster.sampling.processors import RowParams, process
+from ssd_cluster.sampling.processors import COLDEST, RowParams, process
 from ssd_cluster.types import ProposalKind
 
 
-@dataclass(slots=True, eq=False)
 class SessionSampling:
     """How one session draws.
 
-    Attributes:
+    Args:
         params: law of its rows.
         noise: shared noise; None where the draw is the argmax.
         temperature: of the request, also where the draw is the argmax.
+        output_ids: target id of each column of a reduced head; None: a column is its id.
     """
 
-    params: RowParams
-    noise: NoiseSource | None
-    temperature: float
+    def __init__(
+        self, params: RowParams, noise: NoiseSource | None, temperature: float, output_ids: Tensor | None = None
+    ) -> None:
+        self.params = params
+        self.noise = noise
+        self.temperature = temperature
+        self._output_ids = output_ids
+        self._gumbel: dict[int, Tensor] = {}
+
+    @property
+    def plain(self) -> bool:
+        """Whether all of the support is kept, so that a draw needs no normalised law."""
+        return self.params.truncation is None
+
+    def exponential(self, position: int) -> Tensor:
+        """E of a position at the columns of the logits, ``[V_out]``."""
+        if self.noise is None:
+            raise ValueError("a session without noise draws by the argmax")
+        if self._output_ids is None:
+            return self.noise.row(position)
+        return self.noise.rows([position], self._output_ids)[0]
+
+    def gumbel(self, position: int) -> Tensor:
+        """g = -log E of a position at the columns of the logits, ``[V_out]``; kept until its token is committed."""
+        row = self._gumbel.get(position)
+        if row is None:
+            row = self._gumbel[position] = self.exponential(position).log().neg_()
+        return row
+
+    def prefetch(self, positions: range) -> bool:
+        """Draw the noise of one position that lacks it; False if none does."""
+        if self.noise is None or not self.plain:
+            return False
+        for position in positions:
+            if position not in self._gumbel:
+                self.gumbel(position)
+                return True
+        return False
+
+    def discard_below(self, position: int = sys.maxsize) -> None:
+        """Forget the noise of positions whose tokens are committed, or all of it."""
+        if self.noise is not None:
+            self.noise.discard_below(position)
+        for stale in [p for p in self._gumbel if p < position]:
+            del self._gumbel[stale]
 
 
 @dataclass(slots=True, eq=False)
@@ -90,8 +134,10 @@ class RowSampler:
         if message.kind is not ProposalKind.COUPLED or message.temperature == 0:
             return SessionSampling(RowParams(temperature=0.0), None, message.temperature)
         params = RowParams(temperature=message.temperature, top_k=message.top_k, top_p=message.top_p)
-        noise = NoiseSource(message.seed, self._vocabulary, self._device, capacity=self._noise_rows)
-        return SessionSampling(params, noise, message.temperature)
+        # Where g is kept, E is not needed again.
+        capacity = self._noise_rows if params.truncation is not None else 1
+        noise = NoiseSource(message.seed, self._vocabulary, self._device, capacity=capacity)
+        return SessionSampling(params, noise, message.temperature, self._output_ids)
 
     def draw(self, logits: Tensor, rows: Sequence[DrawRow]) -> Drawn:
         """Draw or guess for every row.
@@ -103,68 +149,80 @@ class RowSampler:
         Raises:
             NumericalError: a row's logits leave nothing to draw.
         """
-        ids = [-1] * len(rows)
-        guesses: list[list[int]] = [[] for _ in rows]
-        if not rows:
-            return Drawn(ids, guesses)
+        drawn = Drawn([-1] * len(rows), [[] for _ in rows])
         logits = logits[:, : self._columns]
-        coupled = [i for i, row in enumerate(rows) if row.sampling.noise is not None]
-        greedy = [i for i, row in enumerate(rows) if row.sampling.noise is None]
-        if greedy:
-            self._greedy(logits, rows, greedy, ids, guesses)
-        if coupled:
-            self._coupled(logits, rows, coupled, ids, guesses)
-        return Drawn(ids, guesses)
+        groups: dict[_Path, list[int]] = {}
+        for index, row in enumerate(rows):
+            groups.setdefault(_path(row.sampling), []).append(index)
+        for path, which in groups.items():
+            draws = [i for i in which if not rows[i].guesses]
+            guesses = [i for i in which if rows[i].guesses]
+            scores, race = (_greedy, _plain, _truncated)[path], (_greedy_draw, _plain_draw, _truncated_draw)[path]
+            if draws:
+                for i, column in zip(draws, race(logits, rows, draws), strict=True):
+                    drawn.ids[i] = column if self._names is None else self._names[column]
+            if guesses:
+                counts, exclude = [rows[i].guesses for i in guesses], [rows[i].exclude for i in guesses]
+                best = top_guesses(scores(logits, rows, guesses), counts, exclude, self._output_ids)
+                for i, found in zip(guesses, best, strict=True):
+                    drawn.guesses[i] = list(found.ids)
+        return drawn
 
-    def _greedy(
-        self, logits: Tensor, rows: Sequence[DrawRow], which: list[int], ids: list[int], guesses: list[list[int]]
-    ) -> None:
-        drawn = [i for i in which if not rows[i].guesses]
-        for i, column in zip(drawn, _argmax(_pick(logits, drawn)), strict=True):
-            ids[i] = self._name(column)
-        self._guess(logits, rows, [i for i in which if rows[i].guesses], guesses)
 
-    def _coupled(
-        self, logits: Tensor, rows: Sequence[DrawRow], which: list[int], ids: list[int], guesses: list[list[int]]
-    ) -> None:
-        drawn = [i for i in which if not rows[i].guesses]
-        guessed = [i for i in which if rows[i].guesses]
-        order = drawn + guessed
-        probs = process(_pick(logits, order), [rows[i].sampling.params for i in order])
-        noise = [self._noise(rows[i]) for i in order]
-        n = len(drawn)
-        for i, column in zip(drawn, coupled_sample(probs[:n], noise[:n]).tolist(), strict=True):
-            ids[i] = self._name(column)
-        if guessed:
-            scores = coupled_scores(probs[n:], noise[n:])
-            self._guess(scores, [rows[i] for i in guessed], list(range(len(guessed))), guesses, guessed)
+class _Path(IntEnum):
+    """How a row is drawn: by the argmax, by a race over the whole support, or over a truncated law."""
 
-    def _guess(
-        self,
-        scores: Tensor,
-        rows: Sequence[DrawRow],
-        which: list[int],
-        guesses: list[list[int]],
-        places: list[int] | None = None,
-    ) -> None:
-        """Best ids of some rows of ``scores``; row ``which[j]`` is stored at ``places[j]``."""
-        if not which:
-            return
-        counts, exclude = [rows[i].guesses for i in which], [rows[i].exclude for i in which]
-        best = top_guesses(_pick(scores, which), counts, exclude, self._output_ids)
-        for place, found in zip(places or which, best, strict=True):
-            guesses[place] = list(found.ids)
+    GREEDY = 0
+    PLAIN = 1
+    TRUNCATED = 2
 
-    def _noise(self, row: DrawRow) -> Tensor:
-        noise = row.sampling.noise
-        if noise is None:
-            raise ValueError("a row without noise is drawn by its argmax")
-        if self._output_ids is None:
-            return noise.row(row.position)
-        return noise.rows([row.position], self._output_ids)[0]
 
-    def _name(self, column: int) -> int:
-        return column if self._names is None else self._names[column]
+def _path(sampling: SessionSampling) -> _Path:
+    if sampling.noise is None:
+        return _Path.GREEDY
+    return _Path.PLAIN if sampling.plain else _Path.TRUNCATED
+
+
+def _greedy(logits: Tensor, rows: Sequence[DrawRow], which: list[int]) -> Tensor:
+    return _pick(logits, which)
+
+
+def _greedy_draw(logits: Tensor, rows: Sequence[DrawRow], which: list[int]) -> list[int]:
+    return _argmax(_pick(logits, which))
+
+
+def _plain(logits: Tensor, rows: Sequence[DrawRow], which: list[int]) -> Tensor:
+    """Scores logits / T + g: log q + g up to a constant of the row, which changes no order."""
+    scores = torch.stack([rows[i].sampling.gumbel(rows[i].position) for i in which])
+    warmth = torch.tensor([_inverse_temperature(rows[i]) for i in which], device=logits.device)
+    return scores.addcmul_(_pick(logits, which), warmth.unsqueeze(1))
+
+
+def _plain_draw(logits: Tensor, rows: Sequence[DrawRow], which: list[int]) -> list[int]:
+    if logits.device.type != "cpu":
+        return _argmax(_plain(logits, rows, which))
+    scores = torch.empty(logits.shape[1])  # row by row: it stays in the core's cache
+    winners = []
+    for i in which:
+        row = rows[i]
+        torch.add(row.sampling.gumbel(row.position), logits[i], alpha=_inverse_temperature(row), out=scores)
+        winners.append(int(scores.numpy().argmax()))
+    return winners
+
+
+def _inverse_temperature(row: DrawRow) -> float:
+    return 1.0 / max(row.sampling.params.temperature, COLDEST)
+
+
+def _truncated(logits: Tensor, rows: Sequence[DrawRow], which: list[int]) -> Tensor:
+    probs = process(_pick(logits, which), [rows[i].sampling.params for i in which])
+    return coupled_scores(probs, [rows[i].sampling.exponential(rows[i].position) for i in which])
+
+
+def _truncated_draw(logits: Tensor, rows: Sequence[DrawRow], which: list[int]) -> list[int]:
+    probs = process(_pick(logits, which), [rows[i].sampling.params for i in which])
+    noise = [rows[i].sampling.exponential(rows[i].position) for i in which]
+    return [int(column) for column in coupled_sample(probs, noise).tolist()]
 
 
 def _pick(values: Tensor, rows: list[int]) -> Tensor:

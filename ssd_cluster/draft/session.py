@@ -76,6 +76,13 @@ class Session:
         """Committed tokens before the last one that are not in the pages."""
         return self.base_len - 1 - self.valid
 
+    @property
+    def horizon(self) -> range:
+        """Positions whose noise this round and the next one may want."""
+        round_ = self.transcript.round
+        stop = self.base_len + len(round_.proposal) + 2 * (round_.k + 1)
+        return range(self.base_len, min(stop, self.max_len))
+
     def cacheable(self, block_size: int) -> tuple[int, ...]:
         """The committed tokens that the prefix cache can share."""
         return tuple(self.tokens[: (self.base_len - 1) // block_size * block_size])

@@ -241,6 +241,12 @@ class SessionTable:
                     self.refuse(session, code, f"no KV pages for {positions} tokens")
                     return False
 
+    def cool(self, now: float) -> None:
+        """Drop the cached noise of idle sessions; it is drawn again when they go on."""
+        for session in self.sessions():
+            if now - session.renewed_s >= self._settings.idle_s:
+                session.sampling.discard_below()
+
     def _evict_idle(self, wanting: Session, now: float) -> bool:
         """Take the pages of the session that has been idle longest; its tokens stay."""
         idle = [
