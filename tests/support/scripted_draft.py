@@ -1,7 +1,7 @@
 """A draft that speaks the link protocol in this process and follows a script instead of a model.
 
-It answers inside ``send``, on the caller's thread, so a test that steps the target's engine is deterministic. It knows what
-the target will say from a recorded run (``Truth``), and how well it uses that is the script: perfect, half right,
+It answers inside ``send``, on the caller's thread, so a test that steps the target's engine is deterministic. It knows
+what the target will say from a recorded run (``Truth``), and how well it uses that is the script: perfect, half right,
 garbage, stale, late, twice, out of order, silent. It also checks what the target sends: ``violations`` must stay empty.
 """
 
@@ -359,9 +359,7 @@ class ScriptedDraft:
         if (row.next is Next.TOKENS) != bool(row.proposal):
             self._blame(f"next {row.next} with {len(row.proposal)} tokens")
 
-    def _block(
-        self, session: ScriptedSession, proposal: tuple[int, ...], branches: list[Branch]
-    ) -> Iterable[ToTarget]:
+    def _block(self, session: ScriptedSession, proposal: tuple[int, ...], branches: list[Branch]) -> Iterable[ToTarget]:
         base, session.blocks = len(session.tokens), session.blocks + 1
         opened, name = session.opened, fingerprint(len(session.tokens), proposal)
         yield BlockBatch((Block(opened.session, opened.epoch, session.blocks, base, name, tuple(branches)),))

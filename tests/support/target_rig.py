@@ -94,13 +94,15 @@ def request(
     name: str,
     prompt: Iterable[int],
     *,
-    speculative: SpeculativeOptions = SpeculativeOptions(),
+    speculative: SpeculativeOptions | None = None,
     priority: int = 0,
     **params: Any,
 ) -> GenerationRequest:
     """A request with sampling parameters as keywords; seed 1234 unless given."""
     fields = {"seed": 1234, "max_tokens": 24} | params
-    return GenerationRequest(name, tuple(prompt), SamplingParams(**fields), speculative, priority)
+    return GenerationRequest(
+        name, tuple(prompt), SamplingParams(**fields), speculative or SpeculativeOptions(), priority
+    )
 
 
 def submit(engine: TargetEngine, requests: Iterable[GenerationRequest]) -> list[Client]:

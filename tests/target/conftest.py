@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from ssd_cluster.target.request import GenerationRequest
-from ssd_cluster.types import Mode
 from support.scripted_draft import Truth
 from support.target_rig import Client, Rig, learn, run
 from support.tiny import make_checkpoint
+
+from ssd_cluster.target.request import GenerationRequest
+from ssd_cluster.types import Mode
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 
 import pytest
+from support.scripted_draft import Dead, HalfRight, Script, ScriptedDraft, ScriptedSession, Stale, Truth, load
+from support.target_rig import Client, Rig, assert_clean, connect, drain, request, run, submit
+
 from ssd_cluster.link.messages import (
     Block,
     BlockBatch,
@@ -25,8 +29,6 @@ from ssd_cluster.target.engine import TargetEngine
 from ssd_cluster.target.replica import ReplicaState
 from ssd_cluster.target.request import Event, GenerationRequest
 from ssd_cluster.types import Mode, fingerprint
-from support.scripted_draft import Dead, HalfRight, Script, ScriptedDraft, ScriptedSession, Stale, Truth, load
-from support.target_rig import Client, Rig, assert_clean, connect, drain, request, run, submit
 
 from .conftest import Reference
 
@@ -205,7 +207,9 @@ def test_a_silent_draft_is_waited_for_twice_then_suspected_then_left(rig: Rig, r
     known = reference(requests(1, max_tokens=60))
     draft = ScriptedDraft(Dead(known.truth))
     breaker = {"window": 8, "retry_s": 50.0}
-    engine = rig.engine(Mode.SSD, [draft.connect], speculation={"miss_policy": "always_wait", "wait_ms": 200.0}, breaker=breaker)
+    engine = rig.engine(
+        Mode.SSD, [draft.connect], speculation={"miss_policy": "always_wait", "wait_ms": 200.0}, breaker=breaker
+    )
     connect(engine)
     client = run(engine, requests(1, max_tokens=60))[0]
     assert client.tokens == known.clients[0].tokens
@@ -550,7 +554,7 @@ def test_every_lookup_is_counted_once(rig: Rig, reference: Plain) -> None:
         assert hits == sum(one.cache_hits for one in stats)
         assert others == sum(one.cache_misses for one in stats)
         expected = sum(
-            sum(1 for row, after in zip(mine, mine[1:], strict=False) if row.rows and not after.finish)
+            sum(1 for row, after in itertools.pairwise(mine) if row.rows and not after.finish)
             for mine in by_session(draft).values()
         )
         assert hits + others <= expected + len(clients)

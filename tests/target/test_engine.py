@@ -9,12 +9,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from support.scripted_draft import Garbage, HalfRight, Script, ScriptedDraft, Truth
+from support.target_rig import Client, Rig, assert_clean, connect, drain, request, run, submit
+
 from ssd_cluster.errors import ContextTooLong, EngineStopped, InvalidRequest, Overloaded
 from ssd_cluster.model.batch import ForwardBatch
 from ssd_cluster.target.request import Delta, Event, Finished, GenerationRequest, SpeculativeOptions
 from ssd_cluster.types import FinishReason, Mode
-from support.scripted_draft import Garbage, HalfRight, Script, ScriptedDraft, Truth
-from support.target_rig import Client, Rig, assert_clean, connect, drain, request, run, submit
 
 from .conftest import Reference
 

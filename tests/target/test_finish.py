@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from support.target_rig import Rig
+
 from ssd_cluster.sampling.params import SamplingParams
 from ssd_cluster.target.finish import Accepted, FinishRules, OutputState
 from ssd_cluster.types import FinishReason
-from support.target_rig import Rig
 
 EOS = (2, 7)
 

@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.scripted_draft import Script, ScriptedDraft, Truth
+from support.target_rig import Client, Rig, assert_clean, connect, learn, request, run
+from support.tiny import make_checkpoint
+
 from ssd_cluster.errors import ContextTooLong
 from ssd_cluster.target.engine import TargetEngine
 from ssd_cluster.target.request import GenerationRequest
 from ssd_cluster.types import FinishReason, Mode
-from support.scripted_draft import Script, ScriptedDraft, Truth
-from support.target_rig import Client, Rig, assert_clean, connect, learn, request, run
-from support.tiny import make_checkpoint
 
 K_ALL = tuple(range(9))
 SPECULATIVE = (Mode.SD, Mode.SSD)
@@ -106,9 +107,7 @@ def test_no_burst_exceeds_max_tokens(rig: Rig, said: list[int], limit: int) -> N
 
 
 @pytest.mark.parametrize("offset", [-1, 0, 1])
-def test_a_stop_inside_the_budget_wins_and_one_beyond_it_does_not_count(
-    rig: Rig, said: list[int], offset: int
-) -> None:
+def test_a_stop_inside_the_budget_wins_and_one_beyond_it_does_not_count(rig: Rig, said: list[int], offset: int) -> None:
     end = first_seen(said, 6)
     limit = end + 1 + offset
     one = request("r", PROMPT, temperature=0, max_tokens=limit, ignore_eos=True, stop_token_ids=(said[end],))
@@ -161,7 +160,9 @@ def test_stopping_does_not_move_the_noise_of_later_positions(rig: Rig) -> None:
     said = whole.choices[0].token_ids
     for cut in (3, 9, 15):
         prompt = [*PROMPT, *said[:cut]]
-        rest = run(rig.engine(Mode.AR), [request("b", prompt, temperature=1.0, max_tokens=LENGTH - cut, ignore_eos=True)])
+        rest = run(
+            rig.engine(Mode.AR), [request("b", prompt, temperature=1.0, max_tokens=LENGTH - cut, ignore_eos=True)]
+        )
         assert rest[0].choices[0].token_ids == said[cut:]
 
 

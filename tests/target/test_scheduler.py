@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
+from support.target_rig import Rig, request
+
 from ssd_cluster.model.kv import BlockPool
 from ssd_cluster.target.scheduler import Row, Scheduler
 from ssd_cluster.target.sequence import Choice
 from ssd_cluster.types import Mode, Proposal, ProposalKind
-from support.target_rig import Rig, request
 
 BLOCK = 8
 
