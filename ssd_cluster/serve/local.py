@@ -112,8 +112,14 @@ def _fetch_models(file: ServeFile) -> None:
 
 @contextmanager
 def running(file: ServeFile, http: HttpSettings, signals: StopSignals, deadline: float) -> Iterator[LocalRay]:
-    """Ray and all applications, ready; stopped at the end, however that comes."""
+    """Ray and all applications, ready; stopped at the end, however that comes.
+
+    Raises:
+        StartupError: something does not start by ``deadline`` (of time.monotonic).
+        Interrupted: a signal came first.
+    """
     local_ray = LocalRay()
+    ready = False
     try:
         _say("starting Ray")
         with signals.deferred():
@@ -124,13 +130,14 @@ def running(file: ServeFile, http: HttpSettings, signals: StopSignals, deadline:
         _deploy(file, signals)
         _wait_ready(file, deadline)
         _wait_answering(file, http, deadline)
+        ready = True
         yield local_ray
     finally:
         with signals.ignored():
-            before = signals.count
-            _say("stopping")
-            names = [app.name for app in sorted(file.applications, key=lambda app: app.args.target is None)]
-            local_ray.stop(names, STOP_DEADLINE_S, lambda: signals.count > max(before, 1))
+            _say("stopping (Ctrl-C again: at once)" if ready else "stopping")
+            targets_first = sorted(file.applications, key=lambda app: app.args.target is None)
+            names = [app.name for app in targets_first if ready]
+            local_ray.stop(names, STOP_DEADLINE_S, lambda: signals.count > 1)
 
 
 def _cpus(file: ServeFile) -> float:

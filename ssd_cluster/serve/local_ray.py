@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
 OBJECT_STORE_BYTES = 100 * 1024 * 1024  # the least Ray takes without a warning; tokens do not travel through it
 KILL_AFTER_S = 3.0
+SHUTDOWN_S = 10.0
 QUIET = {"log_level": "WARNING", "enable_access_log": False}  # Serve's own logs
 _ESSENTIAL = ("gcs_server", "raylet")
 
@@ -77,27 +78,21 @@ class LocalRay:
         return bool(self._essential) and all(_runs(process) for process in self._essential)
 
     def stop(self, applications: list[str], deadline_s: float, give_up: Callable[[], bool]) -> None:
-        """Stop everything that was started, applications in the order given.
+        """Stop everything that was started.
 
-        Politely for ``deadline_s`` or until ``give_up()``, then by force.
+        Args:
+            applications: to delete first, in this order, so that their replicas finish what they do.
+            deadline_s: how long that may take.
+            give_up: asked again and again; True ends all politeness.
         """
         self._remember()
         if self._essential:
-            _bounded(lambda: self._close_politely(applications), deadline_s, give_up)
-        self._remember()
+            import ray
+
+            _bounded(lambda: _delete(applications), deadline_s, give_up)
+            _bounded(ray.shutdown, SHUTDOWN_S, give_up)
         self._kill_rest()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
-
-    def _close_politely(self, applications: list[str]) -> None:
-        import ray
-        from ray import serve
-
-        for name in applications:
-            with contextlib.suppress(Exception):
-                serve.delete(name)
-        ray.shutdown()
+        self._remove_folder()
 
     def _remember(self) -> None:
         """Take down every process below ours: what Ray starts is found here even after its parent has gone."""
@@ -111,13 +106,34 @@ class LocalRay:
 
     def _kill_rest(self) -> None:
         """Give the remaining processes a moment, then kill them; psutil never mistakes a reused pid."""
-        _, alive = psutil.wait_procs(self._started, timeout=KILL_AFTER_S)
-        for process in alive:
-            log.info("killing pid=%d", process.pid)
+        psutil.wait_procs(self._started, timeout=KILL_AFTER_S)
+        for process in self._essential:
+            with contextlib.suppress(psutil.Error):
+                process.suspend()  # a stopped raylet starts no workers that we would miss
+        self._remember()
+        for process in self._started:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        psutil.wait_procs(alive, timeout=KILL_AFTER_S)
+        psutil.wait_procs(self._started, timeout=KILL_AFTER_S)
         self._started, self._essential = [], []
+
+    def _remove_folder(self) -> None:
+        folder, self._folder = self._folder, None
+        if folder is None:
+            return
+        deadline = time.monotonic() + KILL_AFTER_S
+        while folder.exists() and time.monotonic() < deadline:
+            shutil.rmtree(folder, ignore_errors=True)
+            time.sleep(0.05 if folder.exists() else 0)
+        if folder.exists():
+            log.warning("cannot remove %s", folder)
+
+
+def _delete(applications: list[str]) -> None:
+    from ray import serve
+
+    for name in applications:
+        serve.delete(name)
 
 
 def _runs(process: psutil.Process) -> bool:
@@ -132,7 +148,7 @@ def _bounded(work: Callable[[], Any], deadline_s: float, give_up: Callable[[], b
         try:
             work()
         except Exception:
-            log.exception("stopping Ray failed")
+            log.debug("stopping Ray failed", exc_info=True)  # force follows
 
     thread = threading.Thread(target=run, name="stop-ray", daemon=True)
     thread.start()

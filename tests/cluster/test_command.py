@@ -10,7 +10,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 import httpx
 import psutil
@@ -25,28 +24,24 @@ class Command:
     """The command in a process group of its own, as in a terminal."""
 
     def __init__(self, arguments: list[str], folder: Path, cache: Path) -> None:
-        self._out: IO[bytes] = tempfile.TemporaryFile(dir=folder)
-        self._err: IO[bytes] = tempfile.TemporaryFile(dir=folder)
+        own = Path(tempfile.mkdtemp(dir=folder))
+        self._out, self._err = own / "out", own / "err"
         self.process = subprocess.Popen(
             [sys.executable, "-m", "ssd_cluster.cli", "serve", *arguments],
-            stdout=self._out,
-            stderr=self._err,
+            stdout=self._out.open("w"),
+            stderr=self._err.open("w"),
             env={**os.environ, "SSD_CLUSTER_CACHE": str(cache)},
             start_new_session=True,
         )
         self._family: dict[int, psutil.Process] = {}
 
-    @staticmethod
-    def _read(file: IO[bytes]) -> str:
-        return os.pread(file.fileno(), 1 << 20, 0).decode()
-
     @property
     def out(self) -> str:
-        return self._read(self._out)
+        return self._out.read_text()
 
     @property
     def err(self) -> str:
-        return self._read(self._err)
+        return self._err.read_text()
 
     def until_said(self, text: str) -> None:
         def said() -> bool:

@@ -158,11 +158,9 @@ class Live:
     def raw_post(self, path: str, body: dict[str, Any]) -> Iterator[None]:
         """A request over a bare connection that is closed at the end, whatever has been answered by then."""
         data = json.dumps(body).encode()
-        head = (
-            f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
-        )
+        lines = [f"POST {path} HTTP/1.1", "host: x", "content-type: application/json", f"content-length: {len(data)}"]
         with socket.create_connection(("127.0.0.1", self.checkpoints.port), timeout=DEADLINE_S) as connection:
-            connection.sendall(head.encode() + data)
+            connection.sendall("\r\n".join([*lines, "", ""]).encode() + data)
             yield
 
     @contextmanager
