@@ -158,10 +158,11 @@ class DraftService:
         if row.epoch < session.epoch:
             self._drop("old_epoch")
             return
-        had = session.base_len
+        had, due_s = session.base_len, session.transcript.round.due_s
         applied = session.transcript.commit(row, now, self._k_max, self._vocabulary)
         if applied.outcome is not None:
             self._observer.observe(session, applied.outcome)
+            peer.outcome_came(due_s, now)
         if applied.dropped is not None:
             self._drop(applied.dropped)
         elif applied.nack is NackCode.GAP:

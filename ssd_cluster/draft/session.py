@@ -17,6 +17,7 @@ from ssd_cluster.types import ProposalKind
 if TYPE_CHECKING:
     from ssd_cluster.draft.table import Peer
 
+_EARLY_MARGIN = 2.0
 _KINDS = (ProposalKind.COUPLED, ProposalKind.DELTA)
 
 
@@ -106,9 +107,8 @@ class Session:
             return None
         agreed = common_prefix(carried, round_.proposal)
         seed = (agreed, carried[agreed], tuple(carried[agreed + 1 :])) if agreed < len(carried) else None
-        return TreeBuild(
-            self.base_len, round_.proposal, round_.k, round_.rows, round_.due_s, stop_ids=self.stop_ids, seed=seed
-        )
+        due_s = round_.due_s - _EARLY_MARGIN * self.peer.early_s
+        return TreeBuild(self.base_len, round_.proposal, round_.k, round_.rows, due_s, self.stop_ids, seed)
 
     def _carried(self) -> list[int]:
         """Tokens that the draft itself drew to follow the committed text, left over from the old build."""

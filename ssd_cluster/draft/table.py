@@ -17,6 +17,7 @@ from ssd_cluster.model.kv import BlockPool, TailPool
 
 _GRAVES = 4096
 _RETRY_AFTER_MS = 1000
+_EARLY_RATE = 0.1
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +31,7 @@ class Peer:
         sessions: by session id.
         graves: ended sessions: (newest epoch that is known to have ended, whether an Open of that epoch is void too).
         load: the newest Load sent.
+        early_s: mean time by which outcomes come before they were expected (0 for those that come later).
     """
 
     stream: Stream
@@ -39,6 +41,7 @@ class Peer:
     sessions: dict[int, Session] = field(default_factory=dict)
     graves: dict[int, tuple[int, bool]] = field(default_factory=dict)
     load: Load | None = None
+    early_s: float = 0.0
     bytes_seen: tuple[int, int] = (0, 0)
 
     def send(self, message: Message) -> None:
@@ -47,6 +50,10 @@ class Peer:
             self.stream.send(message)
         except LinkClosed:
             return
+
+    def outcome_came(self, due_s: float, now: float) -> None:
+        """An outcome that was expected at ``due_s`` is here: its blocks had to be there before it."""
+        self.early_s += _EARLY_RATE * (max(0.0, due_s - now) - self.early_s)
 
     def bury(self, session: int, epoch: int, *, void: bool) -> None:
         """Remember an ended session, so that what is still under way for it is dropped without an answer."""

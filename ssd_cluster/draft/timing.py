@@ -20,6 +20,7 @@ class StepTimer:
         self._seconds = 0.0
         self._rows_rows = 0.0
         self._rows_seconds = 0.0
+        self._base = 0.0
         self._slope = 0.0
 
     def observe(self, rows: int, seconds: float) -> None:
@@ -29,24 +30,18 @@ class StepTimer:
         self._seconds = self._seconds * _MEMORY + seconds
         self._rows_rows = self._rows_rows * _MEMORY + rows * rows
         self._rows_seconds = self._rows_seconds * _MEMORY + rows * seconds
-
-    @property
-    def model(self) -> StepTimeModel:
-        """The current model; zeros before the first observation."""
-        base, per_row = self._fit()
-        return StepTimeModel(base_us=base * 1e6, per_row_us=per_row * 1e6)
-
-    def predict(self, rows: int) -> float:
-        """Expected seconds of a forward over ``rows`` tokens."""
-        base, per_row = self._fit()
-        return base + per_row * rows
-
-    def _fit(self) -> tuple[float, float]:
-        if not self._weight:
-            return 0.0, 0.0
         mean_rows, mean_seconds = self._rows / self._weight, self._seconds / self._weight
         spread = self._rows_rows / self._weight - mean_rows**2
         if spread > _SPREAD * mean_rows**2:
             covariance = self._rows_seconds / self._weight - mean_rows * mean_seconds
             self._slope = max(0.0, covariance / spread)
-        return max(0.0, mean_seconds - self._slope * mean_rows), self._slope
+        self._base = max(0.0, mean_seconds - self._slope * mean_rows)
+
+    @property
+    def model(self) -> StepTimeModel:
+        """The current model; zeros before the first observation."""
+        return StepTimeModel(base_us=self._base * 1e6, per_row_us=self._slope * 1e6)
+
+    def predict(self, rows: int) -> float:
+        """Expected seconds of a forward over ``rows`` tokens."""
+        return self._base + self._slope * rows

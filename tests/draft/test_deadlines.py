@@ -133,3 +133,17 @@ def test_blocks_of_one_target_share_a_frame() -> None:
     rig.settle()
     frames = [message for message in target.take() if isinstance(message, BlockBatch)]
     assert [{block.session for block in frame.blocks} for frame in frames] == [{2, 3}] * len(frames)
+
+
+def test_target_that_is_earlier_than_it_says_gets_its_blocks_earlier() -> None:
+    """Outcomes come 30 ms after a commit that says 45 ms; the complete tree takes 60 ms."""
+    rig, target = opened(k=5)
+    reached = []
+    for length in range(3, 60):
+        target.commit(length, (9,), due_us=45_000, k=5)
+        end = rig.clock.now + 0.0299
+        while rig.clock.now < end:
+            rig.engine.step()
+        reached.append(max((depths(block)[0] for block in target.blocks() if block.base_len == length + 1), default=-1))
+    assert reached[0] == -1
+    assert reached[-1] == 2
