@@ -10,27 +10,28 @@ from ssd_cluster.config import Device, DType, Settings
 
 
 class CollectSettings(Settings):
-    """Stage 1. The target writes ``conversations`` chats (prompt and answer) in shards of ``shard_size``.
+    """Stage 1. The target writes chats (prompt and answer) in ``shards`` of ``lanes_per_shard * lane_width``.
 
-    ``top_m``: probabilities stored per position. ``temperatures``: mix of the answers' temperatures, used in turn.
-    ``batch``: conversations decoded together. ``own_prompt_share``: prompts that the target starts from nothing; the
-    rest begin with one of our openings or are one of ``prompts``, complete user turns, in equal parts.
+    ``lanes``: lanes decoded together, ``lane_width`` chats each. ``top_m``: probabilities stored per position.
+    ``temperatures``: of the answers, used in turn. Of the user turns ``whole_prompt_share`` are whole: one of
+    ``prompts`` or (``code_prompts``) the head of a library function, each of at most ``whole_prompt_tokens``;
+    ``own_prompt_share`` are the target's own from the first word; the rest complete one of our openings.
     """
 
-    conversations: int = Field(default=12288, ge=8)
-    shard_size: int = Field(default=512, ge=1)
-    batch: int = Field(default=96, ge=1)
+    shards: int = Field(default=40, ge=1)
+    lanes_per_shard: int = Field(default=8, ge=1)
+    lane_width: int = Field(default=32, ge=1)
+    lanes: int = Field(default=9, ge=1)
     top_m: int = Field(default=16, ge=1, le=256)
-    prompt_tokens: int = Field(default=96, ge=8)
-    answer_tokens: int = Field(default=192, ge=8)
-    prompt_temperature: float = Field(default=0.9, gt=0)
-    temperatures: tuple[float, ...] = (0.0, 0.0, 0.7, 1.0)
-    own_prompt_share: float = Field(default=0.5, ge=0, le=1)
+    prompt_tokens: int = Field(default=72, ge=2)
+    whole_prompt_tokens: int = Field(default=112, ge=1)
+    answer_tokens: int = Field(default=160, ge=1)
+    prompt_temperature: float = Field(default=0.8, gt=0)
+    temperatures: tuple[float, ...] = Field(default=(0.0, 0.0, 0.7, 1.0), min_length=1)
+    whole_prompt_share: float = Field(default=0.3, ge=0, le=1)
+    own_prompt_share: float = Field(default=0.1, ge=0, le=1)
+    code_prompts: bool = True
     prompts: tuple[str, ...] = ()
-
-    @property
-    def shards(self) -> int:
-        return -(-self.conversations // self.shard_size)
 
 
 class DraftShape(Settings):
@@ -78,5 +79,5 @@ class DistillSettings(Settings):
 
     def collect_key(self) -> str:
         """Names the data that these settings collect; a folder with another key is not resumed."""
-        text = f"{self.target}|{self.seed}|{self.collect.model_dump_json(exclude={'conversations', 'batch'})}"
+        text = f"{self.target}|{self.seed}|{self.collect.model_dump_json(exclude={'shards', 'lanes'})}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,50 @@
+"""Programming prompts from code that is at hand: functions of Python's standard library, cut after the docstring."""
+
+from __future__ import annotations
+
+import ast
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+REQUESTS: tuple[str, ...] = (
+    "Complete this function.\n\n{code}",
+    "Complete the code below:\n\n{code}",
+    "Write the body of this Python function.\n\n```python\n{code}```",
+    "Finish the implementation of the function.\n{code}",
+    "{code}",
+    "Implement the following Python function:\n\n{code}",
+    "Here is the start of a function, write the rest.\n\n{code}\n",
+)
+_LONGEST_CHARACTERS = 420
+
+
+def function_prompts() -> list[str]:
+    """User turns that ask for the body of a documented function, one per function, in a fixed order.
+
+    The functions are those of the standard library of the running Python (PSF licence), tests left out.
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    codes: dict[str, None] = {}
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).parts
+        if not {"site-packages", "test", "tests", "idlelib", "lib2to3"} & set(parts):
+            codes.update(dict.fromkeys(_heads(path)))
+    return [REQUESTS[i % len(REQUESTS)].format(code=code) for i, code in enumerate(codes)]
+
+
+def _heads(path: Path) -> Iterator[str]:
+    """Signature and docstring of every short enough function of a file, without indentation."""
+    try:
+        source = path.read_text(encoding="utf-8")
+        tree = ast.parse(source)
+    except (OSError, UnicodeDecodeError, SyntaxError, ValueError):
+        return
+    lines = source.splitlines()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef) or ast.get_docstring(node) is None or len(node.body) < 2:
+            continue
+        indent = node.col_offset
+        head = "\n".join(line[indent:] for line in lines[node.lineno - 1 : node.body[0].end_lineno]) + "\n"
+        if 60 <= len(head) <= _LONGEST_CHARACTERS:
+            yield head
