@@ -7,22 +7,21 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-import httpx
-import openai
 import pytest
 from support.scripted_engine import (
+    SPECULATION,
     ScriptedEngine,
     Step,
+    broken,
     delta,
     finished,
     get,
+    interleaved,
     make_app,
     post,
-    run,
     say,
 )
 
-from ssd_cluster.errors import EngineStopped
 from ssd_cluster.metrics import TargetMetrics
 from ssd_cluster.target.request import GenerationRequest
 from ssd_cluster.types import FinishReason
@@ -30,18 +29,6 @@ from ssd_cluster.types import FinishReason
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 HELLO: Any = [{"role": "user", "content": "hi"}]
-SPECULATION = {
-    "mean_acceptance_length": 3.5,
-    "draft_acceptance_rate": 0.5,
-    "acceptance_histogram": [1, 0, 1, 1, 0, 1],
-    "num_spec_steps": 4,
-    "num_accepted_draft_tokens": 10,
-    "num_draft_tokens": 20,
-    "num_spec_tokens": 5,
-    "cache_hits": 3,
-    "cache_misses": 1,
-    "fallbacks": 1,
-}
 
 
 def events_of(text: str) -> list[Any]:
@@ -150,15 +137,6 @@ def test_stop_reason_is_told() -> None:
     assert body["choices"][0]["stop_reason"] == "END"
 
 
-def interleaved(request: GenerationRequest) -> Iterable[Step]:
-    yield delta(request, "b1", 1)
-    yield delta(request, "a1", 0)
-    yield delta(request, "b2", 1, FinishReason.LENGTH)
-    yield delta(request, "c", 2, FinishReason.STOP)
-    yield delta(request, "a2", 0, FinishReason.STOP)
-    yield finished(request, 9)
-
-
 def test_choices_are_kept_apart() -> None:
     body = post(make_app(ScriptedEngine(interleaved)), CHAT, {"messages": HELLO, "n": 3}).json()
     assert [(c["index"], c["message"]["content"], c["finish_reason"]) for c in body["choices"]] == [
@@ -181,11 +159,6 @@ def test_unicode_passes_unescaped_and_line_ends_do_not_break_events() -> None:
     assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks[:-1]) == text * 2
     raw = post(make_app(ScriptedEngine(say("漢"))), CHAT, {"messages": HELLO, "stream": True}).content
     assert "漢".encode() in raw
-
-
-def broken(request: GenerationRequest) -> Iterable[Step]:
-    yield delta(request, "a")
-    yield finished(request, 1, error="device lost")
 
 
 def stopped(request: GenerationRequest) -> Iterable[Step]:
@@ -259,75 +232,3 @@ def test_metrics_carry_the_replica() -> None:
     text = get(make_app(ScriptedEngine(say("x")), registry=metrics.registry), "/metrics").text
     assert 'vllm:spec_decode_num_drafts_total{model_name="tiny",replica="r0"} 3.0' in text
     assert 'ssd:cache_lookups_total{model_name="tiny",replica="r0",result="hit"} 2.0' in text
-
-
-def client_of(engine: ScriptedEngine) -> openai.AsyncOpenAI:
-    transport = httpx.ASGITransport(app=make_app(engine))
-    http = httpx.AsyncClient(transport=transport)
-    return openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", http_client=http, max_retries=0)
-
-
-def test_official_client_reads_whole_answers() -> None:
-    async def talk() -> None:
-        client = client_of(ScriptedEngine(interleaved))
-        chat = await client.chat.completions.create(model="tiny", messages=HELLO, n=3, stop="END", seed=1)
-        assert [c.message.content for c in chat.choices] == ["a1a2", "b1b2", "c"]
-        assert [c.finish_reason for c in chat.choices] == ["stop", "length", "stop"]
-        assert chat.usage is not None
-        assert (chat.usage.completion_tokens, chat.usage.total_tokens) == (9, 17)
-        assert chat.usage.completion_tokens_details is not None
-        assert chat.usage.completion_tokens_details.accepted_prediction_tokens is None
-        assert chat.model_extra is not None
-        assert chat.model_extra["metrics"]["speculative_decoding"] == SPECULATION
-        history: Any = [*HELLO, chat.choices[0].message, {"role": "user", "content": "go on"}]
-        await client.chat.completions.create(model="tiny", messages=history, n=3)
-        text = await client.completions.create(model="tiny", prompt="x", n=3)
-        assert [c.text for c in text.choices] == ["a1a2", "b1b2", "c"]
-        assert [m.id async for m in client.models.list()] == ["tiny"]
-
-    run(talk())
-
-
-def test_official_client_reads_streams() -> None:
-    async def talk() -> None:
-        client = client_of(ScriptedEngine(interleaved))
-        stream = await client.chat.completions.create(
-            model="tiny", messages=HELLO, n=3, stream=True, stream_options={"include_usage": True}
-        )
-        texts, finishes, usages = ["", "", ""], {}, []
-        async for chunk in stream:
-            for choice in chunk.choices:
-                texts[choice.index] += choice.delta.content or ""
-                if choice.finish_reason:
-                    finishes[choice.index] = choice.finish_reason
-            if chunk.usage is not None:
-                usages.append(chunk)
-        assert texts == ["a1a2", "b1b2", "c"]
-        assert finishes == {0: "stop", 1: "length", 2: "stop"}
-        assert [u.usage.total_tokens for u in usages] == [17]
-        assert usages[0].model_extra["metrics"]["speculative_decoding"] == SPECULATION
-
-        text = await client.completions.create(model="tiny", prompt="x", stream=True)
-        assert "".join([c.choices[0].text async for c in text if c.choices[0].index == 0]) == "a1a2"
-
-    run(talk())
-
-
-def test_official_client_raises_on_errors() -> None:
-    async def talk() -> None:
-        client = client_of(ScriptedEngine(broken))
-        with pytest.raises(openai.BadRequestError) as refusal:
-            await client.chat.completions.create(model="tiny", messages=HELLO, logprobs=True)
-        assert refusal.value.param == "logprobs"
-        with pytest.raises(openai.NotFoundError):
-            await client.chat.completions.create(model="other", messages=HELLO)
-        stream = await client.chat.completions.create(model="tiny", messages=HELLO, stream=True)
-        with pytest.raises(openai.APIError, match="device lost"):
-            async for _ in stream:
-                pass
-        with pytest.raises(openai.InternalServerError):
-            await client_of(ScriptedEngine(say("x"), refuse=EngineStopped("no"))).completions.create(
-                model="tiny", prompt="x"
-            )
-
-    run(talk())

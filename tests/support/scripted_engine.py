@@ -22,6 +22,20 @@ DEADLINE_S = 20.0
 Step = Event | threading.Event
 Script = Callable[[GenerationRequest], Iterable[Step]]
 
+# What ``finished`` says about speculation, as clients see it.
+SPECULATION = {
+    "mean_acceptance_length": 3.5,
+    "draft_acceptance_rate": 0.5,
+    "acceptance_histogram": [1, 0, 1, 1, 0, 1],
+    "num_spec_steps": 4,
+    "num_accepted_draft_tokens": 10,
+    "num_draft_tokens": 20,
+    "num_spec_tokens": 5,
+    "cache_hits": 3,
+    "cache_misses": 1,
+    "fallbacks": 1,
+}
+
 
 class CharTokenizer:
     """One id per character; no model, no merges."""
@@ -102,6 +116,22 @@ def say(*bursts: str, finish: FinishReason = FinishReason.STOP) -> Script:
         yield finished(request, request.params.n * sum(max(1, len(b)) for b in bursts))
 
     return script
+
+
+def interleaved(request: GenerationRequest) -> Iterable[Step]:
+    """Three choices whose deltas come mixed."""
+    yield delta(request, "b1", 1)
+    yield delta(request, "a1", 0)
+    yield delta(request, "b2", 1, FinishReason.LENGTH)
+    yield delta(request, "c", 2, FinishReason.STOP)
+    yield delta(request, "a2", 0, FinishReason.STOP)
+    yield finished(request, 9)
+
+
+def broken(request: GenerationRequest) -> Iterable[Step]:
+    """One delta, then the engine fails."""
+    yield delta(request, "a")
+    yield finished(request, 1, error="device lost")
 
 
 def make_app(engine: ScriptedEngine, **settings: Any) -> FastAPI:
