@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from ssd_cluster.distill.settings import DraftShape
 from ssd_cluster.distill.shards import Document
 from ssd_cluster.errors import CheckpointError
+from ssd_cluster.model.checkpoint import open_checkpoint
 from ssd_cluster.model.cut import cut_checkpoint
 
 HEAD = "lm_head.weight"
@@ -51,6 +52,26 @@ def initialise(target: Path, out: Path, shape: DraftShape, head_ids: np.ndarray 
     config["tie_word_embeddings"] = False
     write_draft(cut, out, config, tensors)
     return out
+
+
+def check_start(draft: Path, target: Path, shape: DraftShape) -> Path:
+    """``draft``, if training can go on from it.
+
+    Raises:
+        CheckpointError: it has another shape, or embeddings that are not the target's.
+    """
+    checkpoint, origin = open_checkpoint(draft), open_checkpoint(target)
+    tensors, embeddings = dict(checkpoint.tensors()), dict(origin.tensors())[EMBEDDING]
+    head = len(tensors[HEAD]) if HEAD in tensors else 0
+    wanted = shape.head or int(origin.config["vocab_size"])
+    if checkpoint.config["num_hidden_layers"] != len(shape.layers) or head != wanted:
+        raise CheckpointError(
+            f"{draft} has {checkpoint.config['num_hidden_layers']} layers and a head of {head}, not "
+            f"{len(shape.layers)} and {wanted}; shape.start must be a draft of the same shape"
+        )
+    if not torch.equal(tensors[EMBEDDING].float(), embeddings.to(tensors[EMBEDDING].dtype).float()):
+        raise CheckpointError(f"{draft} was made from another target than {target}")
+    return draft
 
 
 def write_draft(like: Path, out: Path, config: dict[str, object], tensors: dict[str, torch.Tensor]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ssd_cluster.distill.collect import collect
-from ssd_cluster.distill.initialise import frequent_ids, initialise
+from ssd_cluster.distill.initialise import check_start, frequent_ids, initialise
 from ssd_cluster.distill.report import measure_draft, write_report
 from ssd_cluster.distill.settings import DistillSettings
 from ssd_cluster.distill.shards import Document, read_shard
@@ -68,6 +68,8 @@ class Distillation:
 
     def _initialise(self, documents: list[Document]) -> Path:
         target = resolve_checkpoint(self.settings.target)
+        if self.settings.shape.start is not None:
+            return check_start(resolve_checkpoint(self.settings.shape.start), target, self.settings.shape)
         tokenizer = Tokenizer.load(target)
         out = self.work / "initial"
         if (out / "model.safetensors").exists():

@@ -35,10 +35,14 @@ class CollectSettings(Settings):
 
 
 class DraftShape(Settings):
-    """Stage 2. Layers of the target that start the draft, and the size of its output head (None: all ids)."""
+    """Stage 2. Layers of the target that start the draft, and the size of its output head (None: all ids).
+
+    ``start``: an earlier draft of the same shape to go on from, for example with more data; its head ids are kept.
+    """
 
     layers: tuple[int, ...] = (0, 1, 2, 3, 8, 16, 24, 29)
-    head: int | None = Field(default=8192, ge=256)
+    head: int | None = Field(default=8192, ge=16)
+    start: str | None = None
 
     @model_validator(mode="after")
     def _has_layers(self) -> DraftShape:

@@ -1,68 +1,164 @@
-"""The draft as a trainable module, and how near its law is to the target's recorded one."""
+"""The draft as a trainable module, its loss, and how near its law is to the target's recorded one."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel
 
 from ssd_cluster.distill.data import Batch
 from ssd_cluster.distill.initialise import EMBEDDING, HEAD, HEAD_IDS, write_draft
+from ssd_cluster.model.decoder_config import DecoderConfig, parse_config
+from ssd_cluster.model.rope import inverse_frequencies
+
+_NORM = "model.norm.weight"
+
+
+class Layer(nn.Module):
+    """One decoder layer; ``parts`` are its tensors under the names that follow "model.layers.N." in a checkpoint.
+
+    The decoder of ``model`` works in place on paged memory; this is the same layer with gradients, on padded rows.
+    """
+
+    def __init__(self, config: DecoderConfig, parts: dict[str, Tensor]) -> None:
+        super().__init__()
+        self._config = config
+        self.parts = nn.ParameterDict({_key(name): nn.Parameter(t.float()) for name, t in parts.items()})
+
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        """x [B, S, E] of any float dtype -> [B, S, E]; ``rotation``: cosines and sines [S, 1, D]."""
+        c, (B, S, _) = self._config, x.shape
+        h = self._norm(x, "input_layernorm.weight")
+        q, k, v = (self._linear(h, f"self_attn.{part}_proj").view(B, S, -1, c.head_dim) for part in "qkv")
+        if c.qk_norm:
+            q, k = (self._norm(z, f"self_attn.{part}_norm.weight") for z, part in ((q, "q"), (k, "k")))
+        q, k, v = (z.transpose(1, 2) for z in (_rotate(q, rotation), _rotate(k, rotation), v))
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=c.group > 1)
+        x = x + self._linear(attended.transpose(1, 2).reshape(B, S, -1), "self_attn.o_proj")
+        h = self._norm(x, "post_attention_layernorm.weight")
+        inner = F.silu(self._linear(h, "mlp.gate_proj")) * self._linear(h, "mlp.up_proj")
+        return x + self._linear(inner, "mlp.down_proj")
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Current values by the names given to the constructor."""
+        return {name.replace("/", "."): p.detach() for name, p in self.parts.items()}
+
+    def _norm(self, x: Tensor, name: str) -> Tensor:
+        return F.rms_norm(x, (x.shape[-1],), self.parts[_key(name)].to(x.dtype), self._config.norm_eps)
+
+    def _linear(self, x: Tensor, name: str) -> Tensor:
+        bias = _key(f"{name}.bias")
+        return F.linear(
+            x,
+            self.parts[_key(f"{name}.weight")].to(x.dtype),
+            self.parts[bias].to(x.dtype) if bias in self.parts else None,
+        )
+
+
+def _key(name: str) -> str:
+    return name.replace(".", "/")
+
+
+def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary embedding of x [B, S, N, D], halves apart as in Hugging Face's weights."""
+    first, second = x.chunk(2, dim=-1)
+    return x * rotation[0] + torch.cat((-second, first), -1) * rotation[1]
 
 
 class Student(nn.Module):
     """Decoder layers from a draft checkpoint with a head of its own; input embeddings stay those of the target.
 
     Frozen embeddings let the shipped draft leave them out: they are the target's.
+
+    Attributes:
+        config: shape of the draft.
+        head_ids: [V_head] target id of each column of the logits, or None.
+        dtype: of the activations; weights are float32.
     """
 
-    def __init__(self, checkpoint: Path) -> None:
+    def __init__(self, checkpoint: Path, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         tensors = load_file(checkpoint / "model.safetensors")
         self._checkpoint = checkpoint
+        self.dtype = dtype
+        self.config = parse_config(json.loads((checkpoint / "config.json").read_text(encoding="utf-8")))
         self.head_ids = tensors.pop(HEAD_IDS, None)
-        head = tensors.pop(HEAD)
-        self.base = AutoModel.from_config(AutoConfig.from_pretrained(checkpoint), dtype=torch.float32)
-        self.base.load_state_dict({name.removeprefix("model."): tensor.float() for name, tensor in tensors.items()})
-        self.base.get_input_embeddings().weight.requires_grad_(False)
-        self.head = nn.Linear(head.shape[1], head.shape[0], bias=False)
-        self.head.weight.data.copy_(head)
+        self.register_buffer("embedding", tensors.pop(EMBEDDING).to(dtype), persistent=False)
+        self.head = nn.Parameter(tensors.pop(HEAD).float())
+        self.norm = nn.Parameter(tensors.pop(_NORM).float())
+        parts: list[dict[str, Tensor]] = [{} for _ in range(self.config.n_layers)]
+        for name, tensor in tensors.items():
+            _, _, number, part = name.split(".", 3)
+            parts[int(number)][part] = tensor
+        self.layers = nn.ModuleList(Layer(self.config, part) for part in parts)
 
     def forward(self, batch: Batch) -> Tensor:
-        """[N, V_head] float32 logits at ``batch.rows``."""
-        S = batch.tokens.shape[1]
-        mask = torch.arange(S, device=batch.tokens.device) < batch.lengths[:, None]
-        hidden = self.base(input_ids=batch.tokens, attention_mask=mask.long(), use_cache=False).last_hidden_state
-        logits: Tensor = self.head(hidden.flatten(0, 1)[batch.rows])
-        return logits.float()
+        """[N, V_head] logits at ``batch.rows``, in ``dtype``."""
+        embedding: Any = self.embedding
+        x = F.embedding(batch.tokens, embedding)
+        rotation = self._rotation(x.shape[1], x.device)
+        for layer in self.layers:
+            x = layer(x, rotation)
+        hidden = x.flatten(0, 1)[batch.rows]
+        hidden = F.rms_norm(hidden, (hidden.shape[-1],), self.norm.to(self.dtype), self.config.norm_eps)
+        return F.linear(hidden, self.head.to(self.dtype))
+
+    def _rotation(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        frequencies = inverse_frequencies(self.config.rope, self.config.head_dim).to(device)
+        angles = (torch.arange(length, device=device)[:, None] * frequencies).repeat(1, 2)[:, None]
+        scale = self.config.rope.attention_factor
+        return (angles.cos() * scale).to(self.dtype), (angles.sin() * scale).to(self.dtype)
 
     def save(self, out: Path, dtype: torch.dtype = torch.bfloat16) -> None:
         """Write a checkpoint that loads like any other."""
-        tensors = {f"model.{name}": t.detach().to(dtype) for name, t in self.base.state_dict().items()}
+        tensors = {_NORM: self.norm.detach().to(dtype), HEAD: self.head.detach().to(dtype)}
+        for number, layer in enumerate(self.layers):
+            if isinstance(layer, Layer):
+                tensors |= {f"model.layers.{number}.{name}": t.to(dtype) for name, t in layer.tensors().items()}
         tensors[EMBEDDING] = load_file(self._checkpoint / "model.safetensors")[EMBEDDING]
-        tensors[HEAD] = self.head.weight.detach().to(dtype)
         if self.head_ids is not None:
             tensors[HEAD_IDS] = self.head_ids
         config = json.loads((self._checkpoint / "config.json").read_text(encoding="utf-8"))
-        write_draft(self._checkpoint, out, config, tensors)
+        write_draft(self._checkpoint, out, config, {name: t.cpu() for name, t in tensors.items()})
+
+
+class _LawLoss(torch.autograd.Function):
+    """See ``law_loss``; the gradient is written in one pass instead of autograd's chain over [N, V] tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, p: Tensor, columns: Tensor) -> Tensor:
+        z = logits.float()
+        lse = z.logsumexp(-1)
+        ctx.save_for_backward(z, lse, p, columns)
+        ctx.dtype = logits.dtype
+        return (p.sum(1) * lse - (p * z.gather(1, columns)).sum(1)).mean()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        z, lse, p, columns = ctx.saved_tensors
+        scale = grads[0] / len(z)
+        grad = (z - lse[:, None]).exp_().mul_((p.sum(1) * scale)[:, None])
+        grad.scatter_add_(1, columns, -p * scale)
+        return grad.to(ctx.dtype), None, None
 
 
 def law_loss(logits: Tensor, batch: Batch, cross_entropy: float) -> Tensor:
-    """Mean over rows of -sum_i p_i log q_i (KL up to a constant) + ``cross_entropy`` * -log q(next token).
+    """Mean over rows of -sum_i p_i log q_i (KL up to a constant) - ``cross_entropy`` * log q(next token).
 
     Mass of the target outside the head or outside its top m is left out: it cannot be drafted.
     """
-    log_q = F.log_softmax(logits, -1)
-    loss = -(batch.p * log_q.gather(1, batch.columns)).sum(1).mean()
-    known = batch.next_column >= 0
-    if cross_entropy and bool(known.any()):
-        loss = loss + cross_entropy * F.nll_loss(log_q[known], batch.next_column[known])
+    p, columns = batch.p, batch.columns
+    if cross_entropy:
+        known = (batch.next_column >= 0).float() * cross_entropy
+        p = torch.cat([p, known[:, None]], 1)
+        columns = torch.cat([columns, batch.next_column.clamp_min(0)[:, None]], 1)
+    loss: Tensor = _LawLoss.apply(logits, p, columns)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -78,7 +174,7 @@ class Agreement:
 
     def add(self, logits: Tensor, batch: Batch) -> None:
         """Count one batch: same argmax; 1 - TV over the recorded law; target's argmax among the draft's four best."""
-        q = logits.softmax(-1)
+        q = logits.float().softmax(-1)
         best = torch.where(batch.p[:, 0] > 0, batch.columns[:, 0], -1)
         top4 = q.topk(4, dim=-1).indices
         self.rows += len(best)

