@@ -7,6 +7,7 @@ sessions, push what that completed. Between two forwards is a step boundary: ses
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import threading
 import time
@@ -78,7 +79,8 @@ class DraftEngine:
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._failure: BaseException | None = None
-        self._beat = time.monotonic()
+        self._beat = math.inf
+        self._ready = threading.Event()
         scheduler = Scheduler(settings.max_step_rows, settings.prefill_chunk, settings.target_weights)
         self._table = SessionTable(settings, runner.pool, runner.tails, self.metrics, scheduler.weight)
         observer = OutcomeObserver(settings.fanout)
@@ -113,8 +115,12 @@ class DraftEngine:
         self._service.draining = True
         self._inbox.wake()
 
+    def wait_ready(self, timeout_s: float) -> bool:
+        """Wait until the started thread has measured its step time and serves, or has failed; False at the deadline."""
+        return self._ready.wait(timeout_s)
+
     def healthy(self) -> bool:
-        """Whether the thread runs and made a step, or looked for one, within the session TTL; thread-safe."""
+        """Whether the thread runs and, once it is ready, looked for work within the session TTL; thread-safe."""
         alive = self._thread is not None and self._thread.is_alive() and self._failure is None
         return alive and time.monotonic() - self._beat < self._settings.link.session_ttl_s
 
@@ -178,7 +184,6 @@ class DraftEngine:
             build = session.next_build()
             if session.pages is not None:
                 session.pages.settle(session.tokens)
-                session.pages.forget()
             session.sampling.discard_below(session.base_len)
             self._table.set_build(session, build)
         # A chain may be complete already: the work of the round before went the right way.
@@ -207,7 +212,6 @@ class DraftEngine:
         """
         if self._thread is not None:
             raise EngineStopped("this draft engine was started before")
-        self._beat = time.monotonic()
         self._thread = threading.Thread(target=self._main, name=self.draft_id, daemon=True)
         self._thread.start()
 
@@ -225,10 +229,13 @@ class DraftEngine:
         try:
             self._runner.pin()
             self.calibrate()
+            self._beat = time.monotonic()
+            self._ready.set()
             self.run(self._stop)
         except BaseException as error:
             # A draft never takes a target down: its streams end, and targets go on without it.
             self._failure = error
+            self._ready.set()
             log.exception("draft engine failed draft=%s", self.draft_id)
             self._close("the draft failed")
             self._turn_away()

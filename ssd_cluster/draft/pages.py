@@ -50,19 +50,16 @@ class SessionPages:
         self._written[offset:] = tokens
 
     def settle(self, committed: Sequence[int]) -> None:
-        """What was written and is committed text by now becomes valid, except for the last committed token."""
+        """What was written and is committed text by now becomes valid, except for the last committed token.
+
+        The rest of what was written stays known until it is overwritten: text is append-only, so a rejected token never
+        becomes valid later. Pages ensured beyond the valid part stay too: the next glue span writes there.
+        """
         start = self._blocks.length
         kept = common_prefix(self._written, committed[start : len(committed) - 1])
         if kept:
             self._blocks.advance(committed[start : start + kept])
             del self._written[:kept]
-
-    def forget(self) -> None:
-        """A new round starts: what was written and did not become valid is rejected.
-
-        Pages ensured beyond the valid part (room for one proposal) stay: the next glue span writes there.
-        """
-        self._written.clear()
 
     def release(self) -> None:
         """Give all pages back."""

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pydantic import ValidationError
 
 from ssd_cluster.config import DraftSettings
-from ssd_cluster.draft.engine import DraftEngine, load_draft
+from ssd_cluster.draft.engine import load_draft
 from ssd_cluster.errors import ConfigError, SsdClusterError
 from ssd_cluster.link.grpc_backend import Listener
 from ssd_cluster.link.loop import LinkLoop
@@ -41,16 +41,8 @@ def main(arguments: Sequence[str]) -> int:
         settings = _settings(arguments)
         if settings.model.cores is not None:
             pin_thread(settings.model.cores)  # before any other thread exists: they all inherit it
-        inbox = Inbox()
-        engine = load_draft(settings, inbox)
-        with LinkLoop("draft-link") as loop:
-            listener = Listener(settings.host, settings.port, inbox, settings.link, loop)
-            engine.start()
-            _say({"endpoint": listener.endpoint, "pid": os.getpid()})
-            threading.Thread(target=_end_with_input, args=(sys.stdin.fileno(), stop), name="stdin", daemon=True).start()
-            failed = _watch(engine, stop)
-            listener.close()
-            engine.stop()
+        threading.Thread(target=_end_with_input, args=(sys.stdin.fileno(), stop), name="stdin", daemon=True).start()
+        failed = _serve(settings, stop)
     except SsdClusterError as error:
         _say({"error": error.message, "code": error.code})
         return 1
@@ -67,12 +59,27 @@ def _settings(arguments: Sequence[str]) -> DraftSettings:
         raise ConfigError(f"draft settings: {error}") from error
 
 
-def _watch(engine: DraftEngine, stop: threading.Event) -> bool:
-    """Wait for the stop; True if the engine failed before it."""
-    while not stop.wait(_HEALTH_S):
-        if not engine.healthy():
-            return True
-    return False
+def _serve(settings: DraftSettings, stop: threading.Event) -> bool:
+    """Load, listen, announce and serve until the stop; True if the engine failed before it.
+
+    Raises:
+        CheckpointError, ConfigError, LinkError: the model cannot be loaded or the port not be used.
+    """
+    inbox = Inbox()
+    engine = load_draft(settings, inbox)
+    engine.start()
+    while not engine.wait_ready(_HEALTH_S) and not stop.is_set():
+        continue
+    with LinkLoop("draft-link") as loop:
+        listener = Listener(settings.host, settings.port, inbox, settings.link, loop)
+        if engine.healthy():
+            _say({"endpoint": listener.endpoint, "pid": os.getpid()})
+        while engine.healthy() and not stop.wait(_HEALTH_S):
+            continue
+        failed = not engine.healthy()
+        listener.close()
+        engine.stop()
+    return failed
 
 
 def _end_with_input(descriptor: int, stop: threading.Event) -> None:

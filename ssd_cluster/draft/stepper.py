@@ -120,11 +120,11 @@ class Stepper:
         batch = ForwardBatch([run.span for run in runs])
         started = self._clock()
         logits = self._runner.forward(batch)
-        seconds = self._clock() - started
+        drawn = self._sampler.draw(logits, [row for run in runs for row in run.rows])
+        seconds = self._clock() - started  # a device may only be done once the draws are read
         self._timer.observe(batch.n_tokens, seconds)
         self._metrics.steps.inc()
         self._metrics.step_seconds.inc(seconds)
-        drawn = self._sampler.draw(logits, [row for run in runs for row in run.rows])
         at = 0
         for run in runs:
             self._metrics.row_steps.labels(run.kind).inc(len(run.span.tokens))

@@ -51,7 +51,7 @@ def test_serves_is_killed_and_ends_with_its_parent(settings: DraftSettings) -> N
         assert not first.alive
         wait_for(inbox, StreamClosed)
         assert second.alive
-        assert second.close() == 0
+        assert second.close(60) == 0
         assert not psutil.pid_exists(second.pid)
 
 
