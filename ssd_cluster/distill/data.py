@@ -23,6 +23,7 @@ class Batch:
         rows: [N] flat indices b * S + s whose next token has a law.
         columns: [N, m] int64 head columns of the law's ids (0 where the id is not in the head).
         p: [N, m] float32 probabilities; 0 where the id is not in the head.
+        all_p: [N, m] float32 probabilities, also of ids that are not in the head.
         next_column: [N] int64 head column of the token that follows, -1 if it is not in the head.
     """
 
@@ -31,7 +32,12 @@ class Batch:
     rows: Tensor
     columns: Tensor
     p: Tensor
+    all_p: Tensor
     next_column: Tensor
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on ``device``."""
+        return self if device.type == "cpu" else Batch(*(getattr(self, name).to(device) for name in Batch.__slots__))
 
 
 class Batches:
@@ -66,20 +72,22 @@ class Batches:
     def batch(self, documents: Sequence[Document]) -> Batch:
         longest = max(len(d) for d in documents)
         tokens = np.zeros((len(documents), longest), np.int64)
-        rows, columns, p, following = [], [], [], []
+        rows, columns, p, all_p, following = [], [], [], [], []
         for b, document in enumerate(documents):
             tokens[b, : len(document)] = document.tokens
             at = np.flatnonzero(document.has_law[1:]) + 1  # the law at position i is predicted from position i - 1
             mapped = self._column[document.law_ids[at]]
             rows.append(b * longest + at - 1)
             columns.append(np.maximum(mapped, 0))
-            p.append(np.where(mapped >= 0, document.law_p[at].astype(np.float32), 0.0))
+            all_p.append(document.law_p[at].astype(np.float32))
+            p.append(np.where(mapped >= 0, all_p[-1], np.float32(0)))
             following.append(self._column[document.tokens[at]])
         return Batch(
             torch.from_numpy(tokens),
             torch.tensor([len(d) for d in documents]),
             torch.from_numpy(np.concatenate(rows)),
             torch.from_numpy(np.concatenate(columns)),
-            torch.from_numpy(np.concatenate(p).astype(np.float32)),
+            torch.from_numpy(np.concatenate(p)),
+            torch.from_numpy(np.concatenate(all_p)),
             torch.from_numpy(np.concatenate(following)),
         )

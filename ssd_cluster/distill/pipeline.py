@@ -55,7 +55,7 @@ class Distillation:
         if not self._timed("train", trainer.run):
             self.progress("train: out of time; run the command again to go on")
             return False
-        self._publish(self.work / "train" / "best")
+        self._publish(trainer.best)
         report = self._timed("report", lambda: self._report(trainer))
         write_report(report, self.out)
         self.progress(f"done: {self.out}")
@@ -96,7 +96,7 @@ class Distillation:
         return {
             "settings": self.settings.model_dump(mode="json", exclude={"collect": {"prompts"}}),
             "minutes": self.minutes,
-            "held_out": trainer.measure(),
+            "held_out": trainer.measure_best(),
             "history": trainer.history,
         } | measure_draft(self.settings, self.out, self.progress)
 

@@ -52,8 +52,10 @@ def write_report(report: dict[str, Any], folder: Path) -> None:
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
     history = report["history"]
-    for name in ("greedy_match", "overlap", "top4"):
-        left.plot([h["step"] for h in history], [h[name] for h in history], label=name.replace("_", " "))
+    steps = [h["step"] for h in history]
+    for name in ("greedy_match", "top4"):
+        left.plot(steps, [h[name] for h in history], label=name.replace("_", " "))
+    left.plot(steps, [h["overlap"]["1"] for h in history], label="overlap at T = 1")
     left.set(title="held-out text", xlabel="step", ylim=(0, 1))
     left.legend()
     for entry in report["acceptance"]:

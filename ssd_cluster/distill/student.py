@@ -1,9 +1,8 @@
-"""The draft as a trainable module, its loss, and how near its law is to the target's recorded one."""
+"""The draft as a trainable module, and its loss."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -160,34 +159,3 @@ def law_loss(logits: Tensor, batch: Batch, cross_entropy: float) -> Tensor:
         columns = torch.cat([columns, batch.next_column.clamp_min(0)[:, None]], 1)
     loss: Tensor = _LawLoss.apply(logits, p, columns)  # type: ignore[no-untyped-call]
     return loss
-
-
-@dataclass(slots=True)
-class Agreement:
-    """Sums over positions of how well draft and target agree; divide by ``rows``."""
-
-    rows: int = 0
-    loss: float = 0.0
-    greedy: float = 0.0
-    overlap: float = 0.0
-    top4: float = 0.0
-
-    def add(self, logits: Tensor, batch: Batch) -> None:
-        """Count one batch: same argmax; 1 - TV over the recorded law; target's argmax among the draft's four best."""
-        q = logits.float().softmax(-1)
-        best = torch.where(batch.p[:, 0] > 0, batch.columns[:, 0], -1)
-        top4 = q.topk(4, dim=-1).indices
-        self.rows += len(best)
-        self.loss += float(law_loss(logits, batch, 0.0)) * len(best)
-        self.greedy += float((top4[:, 0] == best).sum())
-        self.top4 += float((top4 == best[:, None]).any(1).sum())
-        self.overlap += float(torch.minimum(q.gather(1, batch.columns), batch.p).sum())
-
-    def means(self) -> dict[str, float]:
-        n = max(self.rows, 1)
-        return {
-            "loss": self.loss / n,
-            "greedy_match": self.greedy / n,
-            "overlap": self.overlap / n,
-            "top4": self.top4 / n,
-        }

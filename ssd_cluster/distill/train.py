@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
+from ssd_cluster.distill.agreement import Agreement
 from ssd_cluster.distill.data import Batch, Batches
 from ssd_cluster.distill.settings import DistillSettings
 from ssd_cluster.distill.shards import Document
-from ssd_cluster.distill.student import Agreement, Student, law_loss
+from ssd_cluster.distill.student import Student, law_loss
 from ssd_cluster.errors import SsdClusterError
 from ssd_cluster.model.device import resolve_device, resolve_dtype
 
@@ -48,7 +49,7 @@ class Trainer:
             trained, lr=self._s.learning_rate, betas=(0.9, 0.95), weight_decay=self._s.weight_decay, fused=True
         )
         self._step, self._best, self._since_best = 0, math.inf, 0
-        self.history: list[dict[str, float]] = []
+        self.history: list[dict[str, Any]] = []
 
     @property
     def done(self) -> bool:
@@ -76,8 +77,7 @@ class Trainer:
     def _train(self, batch: Batch) -> None:
         for group in self._optimiser.param_groups:
             group["lr"] = self._s.learning_rate * self._schedule()
-        self.student.train()
-        batch = _to(batch, self._device)
+        batch = batch.to(self._device)
         loss = law_loss(self.student(batch), batch, self._s.cross_entropy)
         self._optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -92,26 +92,33 @@ class Trainer:
         done = (self._step - self._s.warmup_steps) / max(1, self._total - self._s.warmup_steps)
         return 0.1 + 0.45 * (1 + math.cos(math.pi * min(done, 1.0)))
 
+    @property
+    def best(self) -> Path:
+        """Folder of the checkpoint with the lowest held-out loss so far."""
+        return self._folder / "best"
+
+    def measure_best(self) -> dict[str, Any]:
+        """Agreement of the best checkpoint with the target on the held-out documents."""
+        return self._measure(Student(self.best, self.student.dtype).to(self._device))
+
     @torch.no_grad()
-    def measure(self) -> dict[str, float]:
-        """Agreement with the target on the held-out documents."""
-        self.student.eval()
+    def _measure(self, student: Student) -> dict[str, Any]:
         agreement = Agreement()
         for batch in self._held_out.epoch(0):
-            batch = _to(batch, self._device)
-            agreement.add(self.student(batch), batch)
+            batch = batch.to(self._device)
+            agreement.add(student(batch), batch)
         return agreement.means()
 
     def _evaluate(self, rate: float) -> None:
-        means = self.measure()
+        means = self._measure(self.student)
         self.history.append({"step": self._step, **means})
         self._progress(
             f"train: step {self._step}/{self._total}, held-out loss {means['loss']:.3f}, greedy match "
-            f"{means['greedy_match']:.3f}, overlap {means['overlap']:.3f}, {rate:.0f} tokens/s"
+            f"{means['greedy_match']:.3f}, overlap {means['overlap']['1']:.3f}, {rate:.0f} tokens/s"
         )
         if means["loss"] < self._best:
             self._best, self._since_best = means["loss"], 0
-            self.student.save(self._folder / "best")
+            self.student.save(self.best)
         else:
             self._since_best += 1
         self._checkpoint()
@@ -167,9 +174,3 @@ def split_documents(documents: Sequence[Document], held_out: float, seed: int) -
     random.Random(seed).shuffle(order)
     count = max(1, round(held_out * len(documents)))
     return [documents[i] for i in order[:count]], [documents[i] for i in order[count:]]
-
-
-def _to(batch: Batch, device: torch.device) -> Batch:
-    if device.type == "cpu":
-        return batch
-    return Batch(*(getattr(batch, name).to(device) for name in Batch.__slots__))
