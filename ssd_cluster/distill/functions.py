@@ -19,12 +19,13 @@ REQUESTS: tuple[str, ...] = (
 _LONGEST_CHARACTERS = 420
 
 
-def function_prompts() -> list[str]:
+def function_prompts(root: Path | None = None) -> list[str]:
     """User turns that ask for the body of a documented function, one per function, in a fixed order.
 
-    The functions are those of the standard library of the running Python (PSF licence), tests left out.
+    The functions are those of the files below ``root``, tests left out; None: the standard library of the running
+    Python (PSF licence).
     """
-    root = Path(sysconfig.get_path("stdlib"))
+    root = root or Path(sysconfig.get_path("stdlib"))
     codes: dict[str, None] = {}
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).parts

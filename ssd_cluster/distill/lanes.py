@@ -77,8 +77,6 @@ class LanePlan(AttentionPlan):
         starts = list(itertools.accumulate((len(span.tokens) for span in spans), initial=0))
         slots = [span.block_table[0] for span in spans for _ in span.tokens]
         at = [span.start + i for span in spans for i in range(len(span.tokens))]
-        if max(at) >= backend.positions:
-            raise ValueError(f"position {max(at)} does not fit lanes of {backend.positions}")
         self._slots = torch.tensor(slots, device=device)
         self._at = torch.tensor(at, device=device)
         single: dict[int, list[tuple[int, CausalSpan]]] = {}
