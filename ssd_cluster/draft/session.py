@@ -33,6 +33,7 @@ class Session:
         stop_ids: tokens after which nothing follows.
         lengths: kept lengths to serve; empty means all.
         max_len: no token is drafted at or beyond this position.
+        k_max: of a longer proposal only so many tokens are run and guessed after.
         transcript: committed text and current round.
         sampling: law and noise of its draws.
         pages: KV pages; None before the first step and after an eviction.
@@ -50,6 +51,7 @@ class Session:
     stop_ids: frozenset[int]
     lengths: frozenset[int]
     max_len: int
+    k_max: int
     transcript: Transcript
     sampling: SessionSampling
     pages: SessionPages | None = None
@@ -135,7 +137,7 @@ class Session:
             return ()
         if isinstance(build, ChainBuild):
             return build.tokens
-        proposal = build.proposal[: max(0, self.max_len - self.base_len - 2)]
+        proposal = build.proposal[: max(0, min(self.k_max, self.max_len - self.base_len - 2))]
         for index, token in enumerate(proposal):
             if token in self.stop_ids:
                 return proposal[:index]
@@ -183,6 +185,7 @@ def open_session(
         stop_ids=frozenset(message.stop_ids),
         lengths=frozenset(message.lengths),
         max_len=min(message.max_len, context),
+        k_max=k_max,
         transcript=Transcript(list(message.tokens), first),
         sampling=sampling,
         renewed_s=now,

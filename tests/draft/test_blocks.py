@@ -190,3 +190,17 @@ def test_chain_ends_at_a_stop_id_and_at_max_len() -> None:
     (branch,) = target.blocks()[-1].branches
     chain = [branch.t_star, *branch.tokens]
     assert chain == sequential((*tokens, 12), 3, rig.reference(opened), opened.stop_ids)
+
+
+def test_proposal_longer_than_the_draft_serves_is_guessed_after_as_far_as_it_goes() -> None:
+    rig, target, opened, tokens = start({}, rows=20)
+    target.blocks()
+    proposal = tuple(range(20, 60))
+    target.commit(len(tokens), (12,), proposal=proposal, rows=20)
+    rig.settle()
+    block = target.blocks()[-1]
+    assert max(branch.k for branch in block.branches) <= 8
+    check_block(rig, opened, (*tokens, 12), proposal, block)
+    target.commit(len(tokens) + 1, (*proposal, 3))
+    rig.settle()
+    assert target.blocks()[-1].base_len == len(tokens) + 42

@@ -183,12 +183,15 @@ def test_lasting_starvation_sheds_the_least_wanted_session() -> None:
     assert {code for _, code in refused} <= {NackCode.BUSY, NackCode.UNKNOWN}
 
 
-def test_a_slow_draft_alone_is_no_overload() -> None:
+def test_a_slow_draft_without_a_crowd_is_no_overload() -> None:
+    """Nothing is ever pushed in time, but no row had to wait for others: refusing a session would not help."""
     rig = Rig()
     target = rig.target()
-    target.open()
+    target.open(1)
+    target.open(2)
     for length in range(3, 90):
-        target.commit(length, (9,), due_us=1_000_000)
+        target.commit(length, (9,), session=1, due_us=1_000_000)
+        target.commit(length, (9,), session=2, due_us=1_000_000)
         rig.engine.step()
     assert not target.of(Nack)
 
