@@ -190,10 +190,11 @@ def test_a_slow_draft_without_a_crowd_is_no_overload() -> None:
     target.open(1)
     target.open(2)
     for length in range(3, 90):
-        target.commit(length, (9,), session=1, due_us=1_000_000)
-        target.commit(length, (9,), session=2, due_us=1_000_000)
+        for session in (1, 2):
+            target.commit(length, (9,), session=session, next=Next.WAIT, k=8)
         rig.engine.step()
     assert not target.of(Nack)
+    assert rig.engine.n_sessions == 2
 
 
 @pytest.mark.parametrize("rows", [1, 3])
