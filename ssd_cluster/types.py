@@ -81,6 +81,14 @@ class Proposal:
         """u32 over (base_len, tokens); names this proposal in blocks and law frames."""
         return fingerprint(self.base_len, self.tokens)
 
+    def shortened(self, n: int) -> Proposal:
+        """The first ``n`` tokens of this proposal, or all of it; of kind ``NONE`` if nothing is left."""
+        if n >= len(self.tokens):
+            return self
+        if n <= 0:
+            return Proposal(self.base_len)
+        return Proposal(self.base_len, self.tokens[:n], self.kind, self.source, self.origin)
+
 
 def fingerprint(base_len: int, tokens: Sequence[int]) -> int:
     """u32 checksum of a proposal: CRC-32 of little-endian ``base_len`` (u64) followed by the ids (u32)."""

@@ -267,7 +267,8 @@ class DraftPool:
         """Open with a new epoch and, if a proposal is being verified, tell which one."""
         inflight = session.inflight
         self._open_on(session, replica)
-        if session.replica is replica and inflight.tokens and inflight.base_len == len(session.terms.tokens):
+        known = 0 < len(inflight.tokens) <= replica.k_max and inflight.base_len == len(session.terms.tokens)
+        if session.replica is replica and known:
             ceilings = self.ceilings(session, session.terms.max_len - inflight.base_len, 0)
             self.send([(session, session.commit((), inflight, ceilings))])
 

@@ -8,7 +8,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from ssd_cluster.config import TargetSettings
 from ssd_cluster.errors import EngineStopped, SsdClusterError
@@ -25,7 +24,7 @@ from ssd_cluster.target.request import GenerationRequest, Sink
 from ssd_cluster.target.round import RoundLoop
 from ssd_cluster.target.scheduler import Scheduler
 from ssd_cluster.target.sequence import Choice, LiveRequest
-from ssd_cluster.target.session import SessionState
+from ssd_cluster.target.snapshot import EngineSnapshot, count_sessions
 from ssd_cluster.target.times import RoundTimes
 from ssd_cluster.text.tokenizer import Tokenizer
 from ssd_cluster.types import FinishReason, Mode
@@ -34,27 +33,6 @@ logger = logging.getLogger(__name__)
 
 _IDLE_S = 0.25
 _GAUGE_S = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSnapshot:
-    """State of an engine at one moment.
-
-    Attributes:
-        free_blocks, total_blocks: KV pool; cached blocks that nobody holds count as free.
-        running, waiting: choices.
-        requests: live requests.
-        sessions: open draft sessions by state of their handle.
-        drafts: state of each draft replica.
-    """
-
-    free_blocks: int
-    total_blocks: int
-    running: int
-    waiting: int
-    requests: int
-    sessions: dict[str, int]
-    drafts: tuple[str, ...]
 
 
 class TargetEngine:
@@ -198,17 +176,13 @@ class TargetEngine:
 
     def snapshot(self) -> EngineSnapshot:
         """Counts for health pages and tests."""
-        sessions = dict.fromkeys((state.value for state in SessionState), 0)
-        for replica in self.drafts.links.replicas:
-            for session in list(replica.sessions.values()):
-                sessions[session.state.value] += 1
         return EngineSnapshot(
             free_blocks=self._runner.pool.n_free,
             total_blocks=self._runner.pool.n_total,
             running=len(self._scheduler.running),
             waiting=len(self._scheduler.waiting) + len(self._submitted),
             requests=len(self._live),
-            sessions=sessions,
+            sessions=count_sessions(self.drafts.links.replicas),
             drafts=tuple(replica.state.value for replica in self.drafts.links.replicas),
         )
 
@@ -318,5 +292,5 @@ class TargetEngine:
         metrics.kv_usage.set(1 - pool.n_free / pool.n_total)
         metrics.preemptions.inc(self._scheduler.take_preemptions())
         if self.drafts.links.replicas:
-            for state, count in self.snapshot().sessions.items():
+            for state, count in count_sessions(self.drafts.links.replicas).items():
                 metrics.sessions.labels(state).set(count)

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from ssd_cluster.config import BreakerSettings, LinkSettings
-from ssd_cluster.errors import LinkClosed
+from ssd_cluster.errors import LinkClosed, LinkError
 from ssd_cluster.link.handshake import first_difference
 from ssd_cluster.link.messages import Hello, Load, Message, StreamClosed, Welcome
 from ssd_cluster.link.stream import Inbox, Stream
@@ -88,13 +88,16 @@ class DraftLinks:
                 yield replica, message
 
     def send(self, replica: DraftReplica, message: Message, now: float) -> None:
-        """Queue a message; a stream that has ended counts as lost."""
+        """Queue a message; a stream that has ended counts as lost, a message that fits no frame is dropped."""
         if replica.stream is None:
             return
         try:
             replica.stream.send(message)
         except LinkClosed as error:
             self.lost(replica, error.message, now)
+        except LinkError as error:
+            logger.error("draft_message_dropped replica=%s error=%r", replica.name, error.message)
+            self._metrics.draft_failures.labels("frame").inc()
 
     def lost(self, replica: DraftReplica, reason: str, now: float) -> None:
         """Give a stream up: its sessions fall back, its breaker opens, the connection is tried again later."""

@@ -201,6 +201,7 @@ class Proposer:
         if session.replica is None:
             if row.ended or choice.n_left < 2 or not self._pool.may_open(session) or not self._pool.open(session):
                 return None
+            choice.proposal = choice.proposal.shortened(choice.draft_room())
             if not choice.proposal.tokens:
                 return None
             tokens = ()

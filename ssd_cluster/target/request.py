@@ -19,7 +19,10 @@ class SpeculativeOptions:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One request: ``params.n`` choices over one prompt. ``request_id`` may be reused once its request has ended."""
+    """One request: ``params.n`` choices over one prompt. ``request_id`` may be reused once its request has ended.
+
+    ``priority``: the larger goes first; the smaller loses its blocks and its draft session first.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]

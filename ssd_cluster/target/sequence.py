@@ -82,8 +82,11 @@ class Choice:
         return (-self.live.request.priority, self.arrival, self.index)
 
     def draft_room(self) -> int:
-        """Most tokens to propose next: one of the tokens left is always the target's own."""
-        return max(0, min(self.k, self.n_left - 1))
+        """Most tokens to propose next: one of those left is the target's own, and a draft must be told all of them."""
+        k, session = self.k, self.session
+        if session is not None and session.replica is not None:
+            k = min(k, session.replica.k_max)
+        return max(0, min(k, self.n_left - 1))
 
     def row_params(self, position: int) -> RowParams:
         """How the row that draws the token at absolute ``position`` is processed."""

@@ -10,6 +10,7 @@ import pytest
 from support.scripted_draft import Dead, HalfRight, Script, ScriptedDraft, ScriptedSession, Stale, Truth, load
 from support.target_rig import Client, Rig, assert_clean, connect, drain, request, run, submit
 
+from ssd_cluster.errors import InvalidFrame
 from ssd_cluster.link.messages import (
     Block,
     BlockBatch,
@@ -149,14 +150,12 @@ def test_sd_waits_for_a_chain_every_round_and_asks_for_no_blocks(rig: Rig, refer
 
 def test_fallback_tokens_are_sent_with_the_commit(rig: Rig) -> None:
     draft = ScriptedDraft(Script(Truth()))
-    engine = rig.engine(Mode.SSD, [draft.connect], speculation={"k": 3, "miss_policy": "never_wait"})
+    engine = rig.engine(Mode.SSD, [draft.connect], speculation={"k": 3, "miss_policy": "never_wait", "ngram_min": 1})
     connect(engine)
-    loop = [5, 6, 7, 8] * 6
-    client = run(engine, [request("r", loop, temperature=0, max_tokens=12, ignore_eos=True)])[0]
+    client = run(engine, [request("r", [*range(3, 320)], temperature=0, max_tokens=12, ignore_eos=True)])[0]
     assert client.finished is not None
     delta = [row for row in rows(draft) if row.next is Next.TOKENS]
-    if client.finished.speculation.num_spec_steps:
-        assert delta
+    assert len(delta) == client.finished.speculation.num_spec_steps > 3
     assert all(row.proposal_kind == "delta" and row.origin is None for row in delta)
     assert value(engine, "ssd:fallbacks_total", source="ngram") == len(delta)
     engine.stop()
@@ -591,4 +590,47 @@ def test_random_faults_never_change_the_text(rig: Rig, reference: Plain) -> None
             engine.step()
         assert [client.tokens for client in clients] == [client.tokens for client in known.clients]
     assert_clean(engine)
+    engine.stop()
+
+
+def test_no_proposal_is_longer_than_the_draft_allows(rig: Rig) -> None:
+    loop = [request("r", [9, 10, 11] * 12, temperature=0, max_tokens=40, ignore_eos=True, seed=i) for i in range(1)]
+    truth = Truth()
+    draft = ScriptedDraft(Script(truth), welcome={"k_max": 2}, answers=[Nack(0, 0, NackCode.BUSY)])
+    draft.script.k_max = 2
+    clock = Clock()
+    speculation = {"k": 8, "miss_policy": "never_wait", "ngram_min": 1}
+    engine = rig.engine(Mode.SSD, [draft.connect], speculation=speculation, clock=clock)
+    connect(engine)
+    submit(engine, loop)
+    longest = 0
+    while engine.snapshot().requests:
+        longest = max(longest, 0, *(len(choice.proposal.tokens) for choice in engine._scheduler.running))
+        clock.now += 0.1
+        engine.step()
+    assert longest > 2, "without a session the fallback may be longer"
+    assert len(sent(draft, Open)) == 2
+    assert any(row.next is Next.TOKENS for row in rows(draft))
+    assert_clean(engine, draft)
+    engine.stop()
+
+
+def test_a_message_that_fits_no_frame_costs_nothing_but_the_draft(rig: Rig, reference: Plain) -> None:
+    known = reference(requests())
+    draft = ScriptedDraft(Script(known.truth))
+    engine = rig.engine(Mode.SSD, [draft.connect])
+    connect(engine)
+    stream = draft.stream
+    assert stream is not None
+    answer = stream.send
+
+    def picky(message: Message) -> None:
+        if isinstance(message, Open):
+            raise InvalidFrame("too large")
+        answer(message)
+
+    stream.send = picky  # type: ignore[method-assign]
+    client = run(engine, requests())[0]
+    assert client.tokens == known.clients[0].tokens
+    assert value(engine, "ssd:draft_failures_total", reason="frame") >= 1
     engine.stop()
