@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--work", type=Path, default=None, help="folder of shards and training state (default: OUT-work)")
     add("--recipe", type=Path, default=None, help="YAML file with the settings of collect, shape and train")
     add("--prompts", type=Path, default=None, help='.jsonl file of user turns, each line an object with "prompt"')
+    add("--pack", type=Path, default=None, help="also write the int8 form without the target's embeddings here")
     add("--seed", type=int, default=None)
     add("--device", choices=["cpu", "cuda"], default=None)
     add("--threads", type=int, default=None, help="compute threads")
@@ -40,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ssd_cluster.distill.pipeline import Distillation
 
     work = arguments.work or arguments.out.with_name(arguments.out.name + "-work")
-    finished = Distillation(settings_of(arguments), arguments.out, work, _progress).run()
+    finished = Distillation(settings_of(arguments), arguments.out, work, _progress, arguments.pack).run()
     return 0 if finished else 3
 
 

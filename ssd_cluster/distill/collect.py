@@ -59,7 +59,8 @@ def _writer(settings: DistillSettings, tokenizer: Tokenizer) -> ChatWriter:
     s = settings.collect
     frame = ChatFrame.of(tokenizer)
     seeds = prompt_seeds(s, tokenizer)
-    longest = max([s.prompt_tokens, *(len(prompt) for prompt in seeds.prompts)])
+    begun = [len(opening) + 1 for opening in seeds.openings]
+    longest = max([s.prompt_tokens, *begun, *(len(prompt) for prompt in seeds.prompts)])
     model = ModelSettings(path=settings.target, device=settings.device, dtype=settings.dtype, threads=settings.threads)
     positions = len(frame.before_prompt) + longest + len(frame.after_prompt) + s.answer_tokens + 1
     decoder = LaneDecoder(model, s.lanes, s.lane_width, -(-positions // 16) * 16)

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from ssd_cluster.distill.settings import DraftShape
 from ssd_cluster.distill.shards import Document
-from ssd_cluster.errors import CheckpointError
+from ssd_cluster.errors import CheckpointError, SsdClusterError
 from ssd_cluster.model.checkpoint import open_checkpoint
 from ssd_cluster.model.cut import cut_checkpoint
 
@@ -75,12 +76,22 @@ def check_start(draft: Path, target: Path, shape: DraftShape) -> Path:
 
 
 def write_draft(like: Path, out: Path, config: dict[str, object], tensors: dict[str, torch.Tensor]) -> None:
-    """Write a checkpoint folder with the tokenizer files of ``like``; its weights appear last, by a rename."""
-    out.mkdir(parents=True, exist_ok=True)
-    for file in like.iterdir():
-        if file.name not in ("config.json", "model.safetensors") and file.is_file():
-            (out / file.name).write_bytes(file.read_bytes())
-    (out / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    """Write a checkpoint folder with the tokenizer files of ``like``; its weights appear last, by a rename.
+
+    Raises:
+        SsdClusterError: the disk is full or the folder cannot be written; weights that were there are kept.
+    """
     partial = out / "model.safetensors.part"
-    save_file({k: v.contiguous() for k, v in tensors.items()}, partial, metadata={"format": "pt"})
-    partial.replace(out / "model.safetensors")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for file in like.iterdir():
+            if file.name not in ("config.json", "model.safetensors") and file.is_file() and like != out:
+                (out / file.name).write_bytes(file.read_bytes())
+        save_file({k: v.contiguous() for k, v in tensors.items()}, partial, metadata={"format": "pt"})
+        (out / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+        partial.replace(out / "model.safetensors")
+    except (OSError, SafetensorError) as error:
+        partial.unlink(missing_ok=True)
+        raise SsdClusterError(
+            f"cannot write {out}: {error}. Free space and run the command again: what was finished is kept."
+        ) from error

@@ -12,12 +12,13 @@ from typing import Any
 
 from ssd_cluster.distill.collect import collect
 from ssd_cluster.distill.initialise import check_start, frequent_ids, initialise
-from ssd_cluster.distill.report import measure_draft, write_report
+from ssd_cluster.distill.report import draw_report, measure_draft, write_report
 from ssd_cluster.distill.settings import DistillSettings
 from ssd_cluster.distill.shards import Document, read_shard
 from ssd_cluster.distill.train import Trainer
 from ssd_cluster.errors import SsdClusterError
 from ssd_cluster.model.checkpoint import open_checkpoint, resolve_checkpoint
+from ssd_cluster.model.packaged import pack_draft
 from ssd_cluster.text.tokenizer import Tokenizer
 
 Progress = Callable[[str], None]
@@ -29,15 +30,17 @@ class Distillation:
 
     Attributes:
         settings: what to build.
-        out: folder of the finished draft.
+        out: folder of the finished draft; appears whole, with its report, at the end.
         work: folder of shards, training state and timings.
         progress: receives one line per event.
+        pack: folder for the int8 form without the target's embeddings, or None.
     """
 
     settings: DistillSettings
     out: Path
     work: Path
     progress: Progress
+    pack: Path | None = None
     minutes: dict[str, float] = field(default_factory=dict)
 
     def run(self) -> bool:
@@ -55,9 +58,11 @@ class Distillation:
         if not self._timed("train", trainer.run):
             self.progress("train: out of time; run the command again to go on")
             return False
+        self._timed("report", lambda: self._report(trainer))
         self._publish(trainer.best)
-        report = self._timed("report", lambda: self._report(trainer))
-        write_report(report, self.out)
+        if self.pack is not None:
+            pack_draft(self.out, resolve_checkpoint(self.settings.target), self.pack)
+            write_report(self.work / "report", self.pack)
         self.progress(f"done: {self.out}")
         return True
 
@@ -70,35 +75,43 @@ class Distillation:
         target = resolve_checkpoint(self.settings.target)
         if self.settings.shape.start is not None:
             return check_start(resolve_checkpoint(self.settings.shape.start), target, self.settings.shape)
-        tokenizer = Tokenizer.load(target)
-        out = self.work / "initial"
+        shape = self.settings.shape
+        out = self.work / f"initial-{shape.key()}"
         if (out / "model.safetensors").exists():
             return out
         ids = None
-        if self.settings.shape.head is not None:
+        if shape.head is not None:
             vocabulary = int(open_checkpoint(target).config["vocab_size"])
-            ids = frequent_ids(documents, vocabulary, self.settings.shape.head, tokenizer.eos_ids)
-        self.progress(
-            f"initialise: layers {list(self.settings.shape.layers)}, head {self.settings.shape.head or 'full'}"
-        )
-        return initialise(target, out, self.settings.shape, ids)
+            ids = frequent_ids(documents, vocabulary, shape.head, Tokenizer.load(target).eos_ids)
+        self.progress(f"initialise: layers {list(shape.layers)}, head {shape.head or 'full'}")
+        return initialise(target, out, shape, ids)
 
-    def _publish(self, best: Path) -> None:
-        """The best checkpoint becomes the output folder by one rename."""
-        partial = self.out.with_name(self.out.name + ".part")
-        shutil.rmtree(partial, ignore_errors=True)
-        shutil.copytree(best, partial)
-        if self.out.exists():
-            self.out.rmdir()
-        partial.rename(self.out)
-
-    def _report(self, trainer: Trainer) -> dict[str, Any]:
-        return {
+    def _report(self, trainer: Trainer) -> None:
+        """Measure the best checkpoint and keep the result in the work folder."""
+        report = {
             "settings": self.settings.model_dump(mode="json", exclude={"collect": {"prompts"}}),
-            "minutes": self.minutes,
+            "minutes": dict(self.minutes),
             "held_out": trainer.measure_best(),
             "history": trainer.history,
-        } | measure_draft(self.settings, self.out, self.progress)
+        }
+        report |= measure_draft(self.settings, trainer.best, self.progress)
+        draw_report(report, self.work / "report")
+
+    def _publish(self, best: Path) -> None:
+        """The best checkpoint and its report become the output folder by one rename."""
+        partial = self.out.with_name(self.out.name + ".part")
+        try:
+            shutil.rmtree(partial, ignore_errors=True)
+            shutil.copytree(best, partial)
+            write_report(self.work / "report", partial)
+            if self.out.exists():
+                self.out.rmdir()
+            partial.rename(self.out)
+        except OSError as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise SsdClusterError(
+                f"cannot write {self.out}: {error}. Free space and run the command again: all stages are kept."
+            ) from error
 
     def _timed(self, stage: str, work: Callable[[], Any]) -> Any:
         began = time.monotonic()

@@ -3,31 +3,50 @@
 from __future__ import annotations
 
 import json
+import shutil
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+import torch
+
 from ssd_cluster.bench.pair import measure_pair
-from ssd_cluster.bench.spec import PairOptions
-from ssd_cluster.config import SpeculationSettings
+from ssd_cluster.bench.spec import PairOptions, default_cores
+from ssd_cluster.config import ModelSettings, SpeculationSettings
 from ssd_cluster.distill.settings import DistillSettings
+from ssd_cluster.model.batch import CausalSpan, ForwardBatch, TreeSpan
+from ssd_cluster.model.runner import ModelRunner, load_runner
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 LOOKAHEAD = 8
+ROWS = (1, 2, 4, 8, 16, 32)
+_CONTEXT = 256
+_REPEATS = 9
 
 
 def measure_draft(settings: DistillSettings, draft: Path, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Run the pair on the built-in prompts (``bench.pair``) with 8 proposed tokens per round."""
+    """Run the pair on the built-in prompts (``bench.pair``) with 8 proposed tokens per round, and time the draft.
+
+    ``acceptance`` is that of ``coupled`` proposals; what a ratio rule would accept at each position is ``overlap`` of
+    the held-out text.
+    """
     options = PairOptions(
         target=settings.target,
         draft=str(draft),
         speculation=SpeculationSettings(k=LOOKAHEAD),
         dtype=settings.dtype,
     )
-    pair = measure_pair(options, TEMPERATURES, progress=lambda line: progress(f"report: {line}"))
+    pair = measure_pair(
+        options, TEMPERATURES, settings.report.max_tokens, progress=lambda line: progress(f"report: {line}")
+    )
     report = pair.as_json()
     for entry in report["acceptance"]:
         entry["tokens_per_round_by_k"] = tokens_by_lookahead(entry["kept"])
+    progress("report: timing draft steps")
+    report["step"] = step_times(ModelSettings(path=str(draft), dtype=settings.dtype, cores=default_cores()[0]))
+    report["step"]["share_of_target"] = report["step"]["rows_ms"]["1"] / report["times_ms"]["plain"]
     return report
 
 
@@ -40,8 +59,53 @@ def tokens_by_lookahead(kept: Sequence[float]) -> list[float]:
     return totals
 
 
-def write_report(report: dict[str, Any], folder: Path) -> None:
-    """``report.json``, and ``report.png`` where matplotlib is installed."""
+def step_times(model: ModelSettings) -> dict[str, Any]:
+    """Median milliseconds of a step of 1..32 branches behind 256 tokens, and of reading that many bytes of weights."""
+    runner = load_runner(model, tail_slots=max(ROWS), tail_depth=1)
+    try:
+        runner.pin()
+        rows = {str(n): 1e3 * _step_time(runner, n) for n in ROWS}
+        config = runner.config
+        per_layer = config.hidden * config.head_dim * (2 * config.n_heads + 2 * config.n_kv_heads)
+        per_layer += 3 * config.hidden * config.intermediate
+        columns = config.vocab_size if runner.output_ids is None else len(runner.output_ids)
+        size = runner.dtype.itemsize * (config.n_layers * per_layer + columns * config.hidden)
+        return {"rows_ms": rows, "weight_bytes": size, "read_ms": 1e3 * _read_time(size, runner.device)}
+    finally:
+        runner.close()
+
+
+def _step_time(runner: ModelRunner, rows: int) -> float:
+    if runner.tails is None:
+        raise ValueError("the draft was loaded without tails")
+    table = runner.pool.allocate(-(-_CONTEXT // runner.pool.block_size))
+    tails = runner.tails.allocate(rows)
+    try:
+        runner.forward(ForwardBatch([CausalSpan([0] * _CONTEXT, 0, table, _CONTEXT)]))
+        batch = ForwardBatch([TreeSpan([0] * rows, table, [_CONTEXT] * rows, tails, [0] * rows)])
+        return _median_time(lambda: runner.forward(batch))
+    finally:
+        runner.tails.free(tails)
+        runner.pool.free(table)
+
+
+def _read_time(size: int, device: torch.device) -> float:
+    memory = torch.zeros(size // 8, dtype=torch.int64, device=device)
+    return _median_time(lambda: int(memory.sum()))
+
+
+def _median_time(work: Callable[[], Any]) -> float:
+    samples = []
+    for _ in range(_REPEATS):
+        began = time.perf_counter()
+        work()
+        samples.append(time.perf_counter() - began)
+    return median(samples)
+
+
+def draw_report(report: dict[str, Any], folder: Path) -> None:
+    """``report.json`` in ``folder``, and ``report.png`` where matplotlib is installed."""
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "report.json").write_text(json.dumps(report, indent=2), encoding="utf-8")
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -64,3 +128,10 @@ def write_report(report: dict[str, Any], folder: Path) -> None:
     right.set(title="tokens per round (coupled)", xlabel="proposed tokens K")
     right.legend()
     figure.savefig(folder / "report.png", dpi=110)
+
+
+def write_report(report: Path, out: Path) -> None:
+    """Copy the files of a drawn report into the folder ``out``."""
+    for name in ("report.json", "report.png"):
+        if (report / name).exists():
+            shutil.copy(report / name, out / name)

@@ -44,6 +44,10 @@ class DraftShape(Settings):
     head: int | None = Field(default=8192, ge=16)
     start: str | None = None
 
+    def key(self) -> str:
+        """Names the untrained draft of this shape."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:8]
+
     @model_validator(mode="after")
     def _has_layers(self) -> DraftShape:
         if not self.layers:
@@ -69,6 +73,12 @@ class TrainSettings(Settings):
     max_minutes: float | None = Field(default=None, gt=0)
 
 
+class ReportSettings(Settings):
+    """Stage 4. Tokens generated per prompt, temperature and mode."""
+
+    max_tokens: int = Field(default=64, ge=1)
+
+
 class DistillSettings(Settings):
     """Everything that decides the draft; ``seed`` makes all stages repeatable on one kind of machine."""
 
@@ -80,6 +90,7 @@ class DistillSettings(Settings):
     collect: CollectSettings = CollectSettings()
     shape: DraftShape = DraftShape()
     train: TrainSettings = TrainSettings()
+    report: ReportSettings = ReportSettings()
 
     def collect_key(self) -> str:
         """Names the data that these settings collect; a folder with another key is not resumed."""
