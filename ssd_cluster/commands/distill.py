@@ -22,6 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("target", help="folder, .gguf file, hub id or embedded name")
     add("out", type=Path, help="folder of the finished draft; must not exist or be empty")
     add("--work", type=Path, default=None, help="folder of shards and training state (default: OUT-work)")
+    add(
+        "--data",
+        type=Path,
+        default=None,
+        help="folder of shards, if several runs share it (default: in the work folder)",
+    )
     add("--recipe", type=Path, default=None, help="YAML file with the settings of collect, shape and train")
     add("--prompts", type=Path, default=None, help='.jsonl file of user turns, each line an object with "prompt"')
     add("--pack", type=Path, default=None, help="also write the int8 form without the target's embeddings here")
@@ -41,7 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
     from ssd_cluster.distill.pipeline import Distillation
 
     work = arguments.work or arguments.out.with_name(arguments.out.name + "-work")
-    finished = Distillation(settings_of(arguments), arguments.out, work, _progress, arguments.pack).run()
+    settings = settings_of(arguments)
+    finished = Distillation(settings, arguments.out, work, _progress, arguments.pack, arguments.data).run()
     return 0 if finished else 3
 
 

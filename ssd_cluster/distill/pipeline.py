@@ -34,6 +34,7 @@ class Distillation:
         work: folder of shards, training state and timings.
         progress: receives one line per event.
         pack: folder for the int8 form without the target's embeddings, or None.
+        data: folder of shards that other runs may share; None: inside ``work``.
     """
 
     settings: DistillSettings
@@ -41,6 +42,7 @@ class Distillation:
     work: Path
     progress: Progress
     pack: Path | None = None
+    data: Path | None = None
     minutes: dict[str, float] = field(default_factory=dict)
 
     def run(self) -> bool:
@@ -68,7 +70,7 @@ class Distillation:
 
     def _collect(self) -> list[Document]:
         key = self.settings.collect_key()
-        paths = collect(self.settings, self.work / "data", self.progress)
+        paths = collect(self.settings, self.data or self.work / "data", self.progress)
         return [document for path in paths for document in read_shard(path, key)]
 
     def _initialise(self, documents: list[Document]) -> Path:
