@@ -25,6 +25,7 @@ from ssd_cluster.model.runner import load_runner
 from ssd_cluster.sampling.params import SamplingParams
 from ssd_cluster.target.engine import TargetEngine
 from ssd_cluster.target.replica import Connector
+from ssd_cluster.text.pairs import require_same_ids
 from ssd_cluster.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ class LocalEngine:
     Raises:
         StartupError: the draft did not become ready.
         CheckpointError: a model is missing or broken.
+        PairMismatch: target and draft have different tokenizers.
     """
 
     def __init__(self, spec: EngineSpec, progress: Callable[[int], None] = lambda tokens: None) -> None:
@@ -49,6 +51,8 @@ class LocalEngine:
             raise
 
     def _build(self, spec: EngineSpec, progress: Callable[[int], None]) -> None:
+        if spec.draft is not None:
+            require_same_ids(spec.target.model.path, spec.draft.model.path)
         self.tokenizer = Tokenizer.load(resolve_checkpoint(spec.target.model.path))
         runner = load_runner(spec.target.model)
         self._stack.callback(runner.close)

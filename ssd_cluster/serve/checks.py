@@ -27,6 +27,19 @@ def models_of(app: Application) -> list[tuple[str, ModelSettings]]:
     return found
 
 
+def pairs_of(file: ServeFile) -> list[tuple[str, str]]:
+    """(target, draft) paths of the models that work together."""
+    drafts = {app.name: app.args.draft.model.path for app in file.applications if app.args.draft is not None}
+    found: list[tuple[str, str]] = []
+    for app in file.targets:
+        target = app.args.target
+        if target is not None and target.in_process_draft is not None:
+            found.append((target.model.path, target.in_process_draft.model.path))
+        if target is not None and target.draft_application is not None:
+            found.append((target.model.path, drafts[target.draft_application]))
+    return found
+
+
 def usable_cores() -> set[int]:
     """Cores this process may run on."""
     if hasattr(os, "sched_getaffinity"):

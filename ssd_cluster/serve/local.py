@@ -20,7 +20,14 @@ from typing import Any
 from ssd_cluster.config import HttpSettings, cache_dir
 from ssd_cluster.errors import SsdClusterError, StartupError
 from ssd_cluster.serve.args import Application, ServeFile
-from ssd_cluster.serve.checks import models_of, only_instance, require_cores, require_free_port, usable_cores
+from ssd_cluster.serve.checks import (
+    models_of,
+    only_instance,
+    pairs_of,
+    require_cores,
+    require_free_port,
+    usable_cores,
+)
 from ssd_cluster.serve.files import read_serve_file
 from ssd_cluster.serve.local_ray import QUIET, LocalRay
 from ssd_cluster.serve.signals import Interrupted, StopSignals
@@ -108,6 +115,10 @@ def _fetch_models(file: ServeFile) -> None:
 
     for path in dict.fromkeys(model.path for app in file.applications for _, model in models_of(app)):
         resolve_checkpoint(path, _say)
+    from ssd_cluster.text.pairs import require_same_ids
+
+    for target, draft in dict.fromkeys(pairs_of(file)):
+        require_same_ids(target, draft)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ def test_two_drafts_become_one_with_streams_open(tmp_path: Path, caplog: pytest.
     rig = Rig.load(make_checkpoint(tmp_path / "target"))
     draft = perturb(tmp_path / "target", tmp_path / "draft", 0.02)
     requests = [
-        request(f"r{i}", range(5 + 30 * i, 25 + 30 * i), temperature=0.8, seed=i, max_tokens=60, ignore_eos=True)
+        request(f"r{i}", range(5 + 30 * i, 25 + 30 * i), temperature=0.8, seed=i, max_tokens=36, ignore_eos=True)
         for i in range(4)
     ]
     plain = run(rig.engine(Mode.AR), requests)
@@ -47,6 +47,6 @@ def test_two_drafts_become_one_with_streams_open(tmp_path: Path, caplog: pytest.
         assert client.tokens == plain_client.tokens
         assert client.finished.speculation.num_accepted_draft_tokens > used, "the draft that stays is used"
     assert_same(rig, plain, clients, "drained")
-    again = pair.run(requests)
-    assert_same(rig, plain, again, "afterwards")
+    again = pair.run(requests[:1])
+    assert_same(rig, plain[:1], again, "afterwards")
     pair.close()

@@ -29,7 +29,7 @@ class SteppedPair:
         self.rig = rig
         self.inboxes = [Inbox() for _ in range(n_drafts)]
         self.drafts = [load_draft(draft, inbox) for inbox in self.inboxes]
-        speculation = {"k": k, "rows": 16, "miss_policy": "never_wait", "fallback": "none"}
+        speculation = {"k": k, "rows": 8, "miss_policy": "never_wait", "fallback": "none"}
         connectors = [self._connector(inbox) for inbox in self.inboxes]
         self.engine = rig.engine(Mode.SSD, connectors, speculation=speculation, **settings)
 
