@@ -56,6 +56,9 @@ class TargetMetrics:
         self.draft_failures = Counter(
             "ssd:draft_failures", "Lost draft streams and refused sessions.", ["reason"], registry=r
         )
+        self.self_test_acceptance = Gauge(
+            "ssd:self_test_acceptance", "Kept share of proposed tokens in the start-up self-test.", registry=r
+        )
         self.sessions = Gauge(
             "ssd:draft_sessions", "Sessions on drafts, by state of the handle.", ["state"], registry=r
         )

@@ -21,12 +21,14 @@ class TargetAppArgs(TargetSettings):
     ``draft_application``: the Serve application whose draft replicas this target uses over gRPC (mode ssd).
     ``in_process_draft``: a draft engine inside the target replica instead (mode sd, or ssd on one machine).
     ``graceful_shutdown_timeout_s``: how long a replica that is to stop may finish its requests.
+    ``self_test``: answer a few prompts when the draft is ready, and warn if it is of no use.
     """
 
     draft_application: Name | None = None
     draft_deployment: Name = DRAFT_DEPLOYMENT
     in_process_draft: DraftSettings | None = None
     graceful_shutdown_timeout_s: float = Field(default=20.0, ge=0)
+    self_test: bool = True
 
     @model_validator(mode="after")
     def _draft_fits_mode(self) -> TargetAppArgs:

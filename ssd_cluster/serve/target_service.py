@@ -24,6 +24,7 @@ from ssd_cluster.model.checkpoint import resolve_checkpoint
 from ssd_cluster.model.device import pin_thread
 from ssd_cluster.model.runner import load_runner
 from ssd_cluster.serve.args import TargetAppArgs
+from ssd_cluster.serve.self_test import SelfTest
 from ssd_cluster.target.engine import TargetEngine
 from ssd_cluster.target.replica import Connector
 from ssd_cluster.text.tokenizer import Tokenizer
@@ -57,6 +58,9 @@ class TargetService:
         connectors = self._connectors(args, find_draft)
         self._engine = TargetEngine(self._runner, self._tokenizer, settings, connectors, self.metrics)
         self._engine.start()
+        if args.self_test and connectors:
+            self.self_test = SelfTest(self._engine, self._tokenizer, self._tested)
+            self.self_test.start()
         self._model = ServedModel(
             name=settings.name,
             tokenizer=self._tokenizer,
@@ -67,6 +71,10 @@ class TargetService:
             replica=replica,
             registry=self.metrics.registry,
         )
+
+    def _tested(self, acceptance: float | None) -> None:
+        if acceptance is not None:
+            self.metrics.self_test_acceptance.set(acceptance)
 
     def _connectors(self, args: TargetAppArgs, find_draft: Callable[[], str] | None) -> list[Connector]:
         if args.in_process_draft is not None:

@@ -78,6 +78,7 @@ def write_checkpoints(folder: Path) -> Checkpoints:
                         "model": _model(target),
                         "served_name": "tiny",
                         "draft_application": "drafts",
+                        "self_test": False,
                         "speculation": {"k": 3, "rows": 4, "miss_policy": "always_wait"},
                         "breaker": {"late_share": 1.0},
                     }
