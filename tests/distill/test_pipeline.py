@@ -15,7 +15,11 @@ from ssd_cluster.bench.local import LocalEngine
 from ssd_cluster.bench.spec import EngineSpec, LinkBackend
 from ssd_cluster.cli import main
 from ssd_cluster.config import DraftSettings, DType, ModelSettings, SpeculationSettings, TargetSettings
+from ssd_cluster.distill.initialise import check_start
 from ssd_cluster.distill.report import tokens_by_lookahead
+from ssd_cluster.distill.settings import DistillSettings
+from ssd_cluster.distill.shards import read_shard
+from ssd_cluster.distill.train import Trainer
 from ssd_cluster.errors import CheckpointError
 from ssd_cluster.model.checkpoint import open_checkpoint
 from ssd_cluster.model.packaged import content_hash, pack_draft, unpack_draft
@@ -31,7 +35,7 @@ RECIPE = {
     },
     "shape": {"layers": [0, 2], "head": 128},
     "train": {"passes": 8, "batch_tokens": 256, "learning_rate": 3e-3, "warmup_steps": 4, "evaluate_every": 20},
-    "report": {"max_tokens": 6},
+    "report": {"max_tokens": 12},
 }  # fmt: skip
 
 
@@ -191,25 +195,20 @@ def test_a_damaged_shard_and_other_settings_stop_the_command(
     assert (code, "shard-00002" in error, "delete it" in error) == (1, True, True)
 
 
-def test_training_goes_on_from_an_earlier_draft_of_the_same_shape(
-    finished: Path, target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The first evaluation of the second training is already better than the first of the first."""
-    work = tmp_path / "work"
-    shutil.copytree(finished / "draft-work" / "data", work / "data")
+def test_training_goes_on_from_an_earlier_draft_of_the_same_shape(finished: Path, target: Path, tmp_path: Path) -> None:
     recipe = json.loads(json.dumps(RECIPE))
     recipe["shape"]["start"] = str(finished / "draft")
     recipe["train"] |= {"passes": 0.2, "evaluate_every": 1, "learning_rate": 1e-4}
-    recipe["report"]["max_tokens"] = 1
-    path = tmp_path / "recipe.yaml"
-    path.write_text(yaml.safe_dump(recipe))
-    arguments: list[str | Path] = [target, tmp_path / "out", "--work", work, "--prompts", finished / "prompts.jsonl"]
-    code, error = run([*arguments, "--recipe", path], capsys)
-    assert code == 0, error
+    settings = DistillSettings.model_validate(recipe | {"target": str(target)})
+    shards = sorted((finished / "draft-work" / "data").glob("shard-*"))
+    documents = [document for shard in shards for document in read_shard(shard)]
+    start = check_start(finished / "draft", target, settings.shape)
+    trainer = Trainer(settings, start, tmp_path, documents, lambda line: None)
+    assert trainer.run()
     first = json.loads((finished / "draft" / "report.json").read_text())["history"]
-    second = json.loads((tmp_path / "out" / "report.json").read_text())["history"]
-    assert second[0]["loss"] < 1.02 * first[-1]["loss"]
-    recipe["shape"]["head"] = 64
-    path.write_text(yaml.safe_dump(recipe))
-    code, error = run([*arguments[:1], tmp_path / "out2", *arguments[2:], "--recipe", path], capsys)
-    assert (code, "same shape" in error) == (1, True)
+    assert trainer.history[0]["loss"] < 1.02 * first[-1]["loss"]
+    with pytest.raises(CheckpointError, match="same shape"):
+        check_start(finished / "draft", target, settings.shape.model_copy(update={"head": 64}))
+    other = make_checkpoint(tmp_path / "other", layers=3, tie=True, seed=1)
+    with pytest.raises(CheckpointError, match="another target"):
+        check_start(finished / "draft", other, settings.shape)

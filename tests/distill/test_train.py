@@ -62,7 +62,7 @@ def test_head_ids_are_the_ones_with_the_most_mass() -> None:
 
 def test_it_learns_what_the_target_says(initial: Path, documents: Sequence[Document], tmp_path: Path) -> None:
     lines: list[str] = []
-    trained = trainer(initial, tmp_path, documents, lines, passes=10, learning_rate=3e-3, evaluate_every=25)
+    trained = trainer(initial, tmp_path, documents, lines, passes=8, learning_rate=3e-3, evaluate_every=8)
     assert trained.run()
     history = trained.history
     assert history[-1]["loss"] < 0.8 * history[0]["loss"]
