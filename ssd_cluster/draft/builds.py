@@ -26,7 +26,6 @@ class BranchBuild:
         tail: slot of its keys and values; None once nothing is left to run.
         tokens: drafted tokens.
         fed: tokens run so far, t* included.
-        gain: expected tokens won by its next row.
     """
 
     k: int
@@ -36,7 +35,6 @@ class BranchBuild:
     tail: int | None = None
     tokens: list[int] = field(default_factory=list)
     fed: int = 0
-    gain: float = 0.0
 
     @property
     def next_input(self) -> int:
@@ -59,6 +57,7 @@ class TreeBuild:
             right (decides breadth against depth only).
         guesses: per kept length the candidates for t*, best first; set when the glue rows have run.
         branches: what is built, best first within one kept length; None until the glue rows have run.
+        size: drafted tokens so far.
         passed_over: rows of this tree once had to wait because the step was full.
         pushed: drafted tokens in the newest pushed block; None if none was pushed.
     """
@@ -74,6 +73,7 @@ class TreeBuild:
     guesses: list[list[int]] = field(default_factory=list)
     branches: list[BranchBuild] | None = None
     live: list[BranchBuild] = field(default_factory=list)
+    size: int = 0
     passed_over: bool = False
     pushed: int | None = None
 
@@ -86,37 +86,32 @@ class TreeBuild:
         """Nothing is left to run."""
         return self.branches is not None and not self.live
 
-    @property
-    def size(self) -> int:
-        """Drafted tokens so far."""
-        return sum(len(branch.tokens) for branch in self.branches or ())
-
     def start(self, branches: list[BranchBuild]) -> None:
         """Set the planned branches; those with room to draft become runnable."""
         self.branches = branches
         for branch in branches:
             if self.seed is not None and self.seed[:2] == (branch.k, branch.t_star):
                 branch.tokens = list(self.seed[2][: branch.limit])
+                self.size += len(branch.tokens)
             if not self._complete(branch):
-                self._price(branch)
                 self.live.append(branch)
 
     def best(self, rows: int) -> list[BranchBuild]:
-        """The runnable branches of highest gain, at most ``rows``."""
+        """The runnable branches of highest gain, at most ``rows``: P(outcome) times expected extra tokens."""
         if rows >= len(self.live):
             return list(self.live)
         self.passed_over = True
-        return sorted(self.live, key=lambda branch: -branch.gain)[:rows]
+        return sorted(self.live, key=self._gain, reverse=True)[:rows]
 
     def grow(self, branch: BranchBuild, drawn: int) -> bool:
         """The row that ``best`` gave out has run and drew a token; True if the branch is complete now."""
         branch.fed += 1
         if branch.fed > len(branch.tokens):
             branch.tokens.append(drawn)
+            self.size += 1
         if self._complete(branch):
             self.live.remove(branch)
             return True
-        self._price(branch)
         return False
 
     def block(self) -> tuple[Branch, ...]:
@@ -127,10 +122,10 @@ class TreeBuild:
         tokens = branch.tokens
         return len(tokens) >= branch.limit or bool(tokens and tokens[-1] in self.stop_ids)
 
-    def _price(self, branch: BranchBuild) -> None:
+    def _gain(self, branch: BranchBuild) -> float:
         depth = max(branch.fed, len(branch.tokens))
         weight = self.survival[min(depth, len(self.survival) - 1)] if self.survival else 1.0
-        branch.gain = math.exp(branch.log_p) * weight
+        return math.exp(branch.log_p) * weight
 
 
 @dataclass(slots=True, eq=False)
