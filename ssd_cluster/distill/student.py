@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ssd_cluster.distill.data import Batch
 from ssd_cluster.distill.initialise import EMBEDDING, HEAD, HEAD_IDS, write_draft
+from ssd_cluster.distill.norm import rms_norm
 from ssd_cluster.model.decoder_config import DecoderConfig, parse_config
 from ssd_cluster.model.rope import inverse_frequencies
 
@@ -49,7 +50,7 @@ class Layer(nn.Module):
         return {name.replace("/", "."): p.detach() for name, p in self.parts.items()}
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), self.parts[_key(name)].to(x.dtype), self._config.norm_eps)
+        return rms_norm(x, self.parts[_key(name)], self._config.norm_eps)
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
         bias = _key(f"{name}.bias")
@@ -105,7 +106,7 @@ class Student(nn.Module):
         for layer in self.layers:
             x = layer(x, rotation)
         hidden = x.flatten(0, 1)[batch.rows]
-        hidden = F.rms_norm(hidden, (hidden.shape[-1],), self.norm.to(self.dtype), self.config.norm_eps)
+        hidden = rms_norm(hidden, self.norm, self.config.norm_eps)
         return F.linear(hidden, self.head.to(self.dtype))
 
     def _rotation(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:

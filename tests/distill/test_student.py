@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from support.tiny import make_checkpoint
 
 from ssd_cluster.config import DType, ModelSettings
 from ssd_cluster.distill.agreement import Agreement
 from ssd_cluster.distill.data import Batch, Batches
 from ssd_cluster.distill.initialise import initialise
+from ssd_cluster.distill.norm import rms_norm
 from ssd_cluster.distill.settings import DraftShape
 from ssd_cluster.distill.shards import Document
 from ssd_cluster.distill.student import Student, law_loss
@@ -82,6 +84,19 @@ def test_every_document_is_in_one_batch_of_bounded_size() -> None:
     assert sorted(i for group in groups for i in group) == list(range(50))
     assert max(len(group) * max(len(documents[i]) for i in group) for group in groups) <= 128
     assert [b.tokens.tolist() for b in batches.epoch(1)] != [b.tokens.tolist() for b in batches.epoch(2)]
+
+
+def test_norm_and_its_gradients_are_those_of_torch() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, weight, upstream = (torch.randn(*s, generator=generator) for s in ((3, 5, 16), (16,), (3, 5, 16)))
+    results = []
+    for norm in (lambda a, w: rms_norm(a, w, 1e-5), lambda a, w: F.rms_norm(a, (16,), w, 1e-5)):
+        a, w = x.clone().requires_grad_(), weight.clone().requires_grad_()
+        out = norm(a, w)
+        out.backward(upstream)
+        results.append((out.detach(), a.grad, w.grad))
+    for mine, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
 def slow_loss(logits: list[list[float]], batch: Batch, cross_entropy: float) -> float:
