@@ -26,6 +26,7 @@ from ssd_cluster.link.messages import (
     Open,
     Pull,
 )
+from ssd_cluster.target.breaker import BreakerState
 from ssd_cluster.target.engine import TargetEngine
 from ssd_cluster.target.replica import ReplicaState
 from ssd_cluster.target.request import Event, GenerationRequest
@@ -378,6 +379,7 @@ def test_killing_the_draft_changes_no_text_and_it_is_used_again(
     engine.step()
     assert engine.snapshot().sessions["attached"] == 0
     assert value(engine, "ssd:draft_failures_total", reason="stream") == 1
+    assert engine.drafts.links.replicas[0].breaker.state is BreakerState.OPEN
     for _ in range(5):
         engine.step()
     draft.reachable = True
