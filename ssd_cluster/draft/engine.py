@@ -37,6 +37,7 @@ from ssd_cluster.text import Tokenizer
 log = logging.getLogger(__name__)
 
 _JOIN_S = 10.0
+_READY_S = 60.0
 _NOISE_ROUNDS = 4
 
 
@@ -114,10 +115,6 @@ class DraftEngine:
         """Start draining; thread-safe. Open sessions are served until their targets leave."""
         self._service.draining = True
         self._inbox.wake()
-
-    def wait_ready(self, timeout_s: float) -> bool:
-        """Wait until the started thread has measured its step time and serves, or has failed; False at the deadline."""
-        return self._ready.wait(timeout_s)
 
     def healthy(self) -> bool:
         """Whether the thread runs and, once it is ready, looked for work within the session TTL; thread-safe."""
@@ -204,16 +201,20 @@ class DraftEngine:
         """Measure the step time; needs free pages and tail slots, so call it before the first session opens."""
         calibrate(self._runner, self.timer, self._settings, self._clock)
 
-    def start(self) -> None:
-        """Run in a thread of its own, pinned to the model's cores; calibrates first.
+    def start(self, timeout_s: float = _READY_S) -> None:
+        """Run in a thread of its own, pinned to the model's cores; returns once the step time is measured.
 
         Raises:
-            EngineStopped: it was started before.
+            EngineStopped: it was started before, failed, or is not ready by the deadline.
         """
         if self._thread is not None:
             raise EngineStopped("this draft engine was started before")
         self._thread = threading.Thread(target=self._main, name=self.draft_id, daemon=True)
         self._thread.start()
+        if not self._ready.wait(timeout_s):
+            raise EngineStopped(f"the draft engine was not ready within {timeout_s:g} s")
+        if self._failure is not None:
+            raise EngineStopped(f"the draft engine could not start: {self._failure}") from self._failure
 
     def stop(self, timeout_s: float = _JOIN_S) -> bool:
         """Stop the thread and free all sessions; streams are closed. False if the thread did not end in time."""

@@ -63,17 +63,14 @@ def _serve(settings: DraftSettings, stop: threading.Event) -> bool:
     """Load, listen, announce and serve until the stop; True if the engine failed before it.
 
     Raises:
-        CheckpointError, ConfigError, LinkError: the model cannot be loaded or the port not be used.
+        CheckpointError, ConfigError, EngineStopped, LinkError: the model cannot be loaded or run, or the port not used.
     """
     inbox = Inbox()
     engine = load_draft(settings, inbox)
     engine.start()
-    while not engine.wait_ready(_HEALTH_S) and not stop.is_set():
-        continue
     with LinkLoop("draft-link") as loop:
         listener = Listener(settings.host, settings.port, inbox, settings.link, loop)
-        if engine.healthy():
-            _say({"endpoint": listener.endpoint, "pid": os.getpid()})
+        _say({"endpoint": listener.endpoint, "pid": os.getpid()})
         while engine.healthy() and not stop.wait(_HEALTH_S):
             continue
         failed = not engine.healthy()

@@ -13,6 +13,7 @@ from support.tiny import make_checkpoint
 
 from ssd_cluster.config import DraftSettings, DType, ModelSettings
 from ssd_cluster.draft.engine import DraftEngine, load_draft
+from ssd_cluster.errors import EngineStopped
 from ssd_cluster.link.inprocess import pair
 from ssd_cluster.link.messages import (
     Block,
@@ -166,6 +167,20 @@ def test_thread_calibrates_serves_and_stops(checkpoint: Path) -> None:
     assert not engine.healthy()
     assert target.stream.closed
     assert engine.snapshot()["sessions"] == 0
+
+
+def test_failed_start_is_said_to_the_caller(checkpoint: Path) -> None:
+    engine = load_draft(draft_settings(checkpoint), Inbox())
+
+    def fail(batch: ForwardBatch) -> torch.Tensor:
+        raise RuntimeError("no such device")
+
+    engine._runner.forward = fail  # type: ignore[method-assign]
+    with pytest.raises(EngineStopped, match="no such device"):
+        engine.start()
+    with pytest.raises(EngineStopped, match="started before"):
+        engine.start()
+    assert engine.stop()
 
 
 def test_failure_ends_the_streams_and_turns_new_ones_away(checkpoint: Path) -> None:
