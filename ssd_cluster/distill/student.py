@@ -38,9 +38,8 @@ class Layer(nn.Module):
         q, k, v = (self._linear(h, f"self_attn.{part}_proj").view(B, S, -1, c.head_dim) for part in "qkv")
         if c.qk_norm:
             q, k = (self._norm(z, f"self_attn.{part}_norm.weight") for z, part in ((q, "q"), (k, "k")))
-        q, k, v = (z.transpose(1, 2) for z in (_rotate(q, rotation), _rotate(k, rotation), v))
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=c.group > 1)
-        x = x + self._linear(attended.transpose(1, 2).reshape(B, S, -1), "self_attn.o_proj")
+        attended = _attend(_rotate(q, rotation), _rotate(k, rotation), v)
+        x = x + self._linear(attended.reshape(B, S, -1), "self_attn.o_proj")
         h = self._norm(x, "post_attention_layernorm.weight")
         inner = F.silu(self._linear(h, "mlp.gate_proj")) * self._linear(h, "mlp.up_proj")
         return x + self._linear(inner, "mlp.down_proj")
@@ -69,6 +68,21 @@ def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     """Rotary embedding of x [B, S, N, D], halves apart as in Hugging Face's weights."""
     first, second = x.chunk(2, dim=-1)
     return x * rotation[0] + torch.cat((-second, first), -1) * rotation[1]
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention of q [B, S, H, D] over k, v [B, S, G, D] -> [B, S, H, D], all query heads of a key head at once.
+
+    Plain products: for documents of some hundred tokens their gradient takes two thirds of the fused kernel's time on
+    a CPU (54 ms and 77 ms for [10, 200, 9, 64]).
+    """
+    (B, S, H, D), G = q.shape, k.shape[2]
+    folded = (q * D**-0.5).view(B, S, G, H // G, D).permute(0, 2, 3, 1, 4).reshape(B, G, -1, D)
+    scores = torch.matmul(folded, k.permute(0, 2, 3, 1)).view(B, H, S, S)
+    hidden = torch.ones(S, S, dtype=torch.bool, device=q.device).triu(1)
+    scores = scores + torch.zeros(S, S, dtype=q.dtype, device=q.device).masked_fill_(hidden, -torch.inf)
+    out = torch.matmul(scores.softmax(-1).view(B, G, -1, S), v.transpose(1, 2))
+    return out.view(B, H, S, D).transpose(1, 2)
 
 
 class Student(nn.Module):
