@@ -203,7 +203,7 @@ def test_two_hundred_aborts_leave_nothing_behind(rig: Rig, mode: Mode) -> None:
         connect(engine)
     clients: list[Client] = []
     for index in range(200):
-        prompt = [rng.randrange(5, 300) for _ in range(rng.randrange(1, 60))]
+        prompt = [rng.randrange(5, 300) for _ in range(rng.randrange(1, 40))]
         one = request(f"r{index}", prompt, temperature=rng.choice((0, 1)), n=rng.choice((1, 1, 2)), seed=index)
         clients += submit(engine, [one])
         for _ in range(rng.randrange(3)):
@@ -211,7 +211,8 @@ def test_two_hundred_aborts_leave_nothing_behind(rig: Rig, mode: Mode) -> None:
         live = [client.request.request_id for client in clients if client.finished is None]
         while len(live) > 6:
             engine.abort(live.pop(rng.randrange(len(live))))
-            engine.step()
+            if rng.random() < 0.3:
+                engine.step()
     for client in clients:
         engine.abort(client.request.request_id)
     engine.abort("never heard of")
