@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ssd_cluster.metrics import TargetMetrics
 from ssd_cluster.speculation.waiting import WaitEstimator
+from ssd_cluster.target.alarm import AcceptanceAlarm
 from ssd_cluster.target.proposer import Decided
 from ssd_cluster.target.scheduler import Row
 from ssd_cluster.target.sequence import LiveRequest
@@ -17,6 +18,7 @@ class Account:
         self._metrics = metrics
         self._times = times
         self._estimator = estimator
+        self._alarm = AcceptanceAlarm(metrics)
         self._phases = {phase: metrics.phase_seconds.labels(phase) for phase in PHASES}
 
     def hit_path(self, seconds: float) -> None:
@@ -39,6 +41,8 @@ class Account:
         if not n_proposed:
             return
         kept = result.n_accepted
+        if result.proposal.source == "draft":
+            self._alarm.observe(n_proposed, kept)
         metrics.drafts.inc()
         metrics.draft_tokens.inc(n_proposed)
         metrics.accepted_tokens.inc(kept)
