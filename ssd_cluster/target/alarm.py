@@ -1,4 +1,4 @@
-"""Watches what becomes of drafted proposals: a pair that never agrees is slow, not wrong, so nobody else would say it."""
+"""Watches what becomes of drafted proposals: a pair that never agrees is slow, not wrong, so this has to say it."""
 
 from __future__ import annotations
 
