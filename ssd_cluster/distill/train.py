@@ -169,8 +169,12 @@ class Trainer:
 
 
 def split_documents(documents: Sequence[Document], held_out: float, seed: int) -> tuple[list[Document], list[Document]]:
-    """(held-out, training) documents, chosen by the seed; at least one is held out."""
-    order = list(range(len(documents)))
-    random.Random(seed).shuffle(order)
-    count = max(1, round(held_out * len(documents)))
-    return [documents[i] for i in order[:count]], [documents[i] for i in order[count:]]
+    """(held-out, training) documents, about ``held_out`` of them and at least one held out.
+
+    A document's side follows from the seed and its index alone, so it stays the same when more are collected.
+    """
+    generator = random.Random(seed)
+    draws = [generator.random() for _ in documents]
+    limit = max(held_out, min(draws) + 1e-12)
+    held = [document for document, draw in zip(documents, draws, strict=True) if draw < limit]
+    return held, [document for document, draw in zip(documents, draws, strict=True) if draw >= limit]
