@@ -45,6 +45,7 @@ def pack_draft(draft: Path, target: Path, out: Path) -> None:
         partial = out / (WEIGHTS + ".part")
         save_file({k: v.contiguous() for k, v in packed.items()}, partial, metadata={"target": content_hash(origin)})
         (out / "config.json").write_text(json.dumps(checkpoint.config, indent=2) + "\n", encoding="utf-8")
+        partial.chmod(0o644)  # safetensors writes for the owner alone; packages are read by all
         partial.replace(out / WEIGHTS)
     except OSError as error:
         raise CheckpointError(f"{out} cannot be written ({error.strerror or error})") from error
