@@ -157,7 +157,7 @@ def test_thread_calibrates_serves_and_stops(checkpoint: Path) -> None:
     try:
         target = Target(engine, inbox)
         welcome = wait_for(target.inbox, Welcome)
-        assert welcome.step_time.base_us > 0
+        assert welcome.step_time.base_us + welcome.step_time.per_row_us > 0
         target.stream.send(Open(1, 1, PROMPT, ProposalKind.COUPLED, 1.0, 1, 0, 1.0, (), 200, 3, 4))
         assert wait_for(target.inbox, BlockBatch).blocks[0].session == 1
         assert engine.healthy()
