@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -115,3 +116,21 @@ def test_held_out_documents_are_not_trained_on_and_stay_held_out(documents: Sequ
     assert [id(d) for d in fewer] == [id(d) for d in held_out][: len(fewer)]
     assert [id(d) for d in split_documents(documents, 0.2, 2)[0]] != [id(d) for d in held_out]
     assert len(split_documents(documents, 1e-9, 1)[0]) == 1
+
+
+def test_a_full_disk_stops_training_and_keeps_the_last_checkpoint(
+    initial: Path, documents: Sequence[Document], tmp_path: Path
+) -> None:
+    """The system refuses files above some size, as a full disk would; what was saved before stays readable."""
+    trainer(initial, tmp_path, documents, [], max_minutes=1e-6).run()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
+    try:
+        with pytest.raises(SsdClusterError, match="Free space and run the command again"):
+            trainer(initial, tmp_path, documents, [], evaluate_every=1).run()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert {p.name for p in tmp_path.iterdir()} <= {"state.pt", "best"}
+    lines: list[str] = []
+    assert trainer(initial, tmp_path, documents, lines).run()
+    assert "going on from step" in lines[0]
