@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from ssd_cluster.bench.local import LocalEngine
 from ssd_cluster.bench.spec import EngineSpec, PairOptions, default_cores, engine_spec
@@ -27,6 +27,9 @@ PROMPTS = (
     "A shop sells 12 apples a day for 5 days. How many apples does it sell in all? Show your steps.",
     "Write a short story about a lighthouse keeper and a lost boat.",
 )
+A = TypeVar("A")
+T = TypeVar("T")
+
 _CONTEXT = 256
 _REPEATS = 15
 
@@ -72,6 +75,12 @@ class PairReport:
         }
 
 
+def on_own_thread(work: Callable[[A], T], argument: A) -> T:
+    """``work(argument)`` on a thread that ends with it: what it pins does not stay with the caller."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work, argument).result()
+
+
 def compare_tokenizers(target: str, draft: str) -> list[str]:
     """Remarks on differences that do no harm.
 
@@ -104,8 +113,7 @@ def measure_pair(
     specs = {mode: engine_spec(mode, shared) for mode in (Mode.SD, Mode.SSD)}
     progress("timing forward passes")
     k = options.speculation.k
-    with ThreadPoolExecutor(1) as pinned:  # a thread of its own: pinning must not stay with the caller
-        times = pinned.submit(_times, specs[Mode.SSD]).result()
+    times = on_own_thread(_times, specs[Mode.SSD])
     report = PairReport(k, options.speculation.rows, notes, times)
     stats: dict[Mode, dict[float, SpeculationStats]] = {}
     for mode, spec in specs.items():

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ssd_cluster.bench.pair import measure_pair
+from ssd_cluster.bench.pair import measure_pair, on_own_thread
 from ssd_cluster.bench.spec import PairOptions, default_cores
 from ssd_cluster.config import ModelSettings, SpeculationSettings
 from ssd_cluster.distill.settings import DistillSettings
@@ -45,7 +45,8 @@ def measure_draft(settings: DistillSettings, draft: Path, progress: Callable[[st
     for entry in report["acceptance"]:
         entry["tokens_per_round_by_k"] = tokens_by_lookahead(entry["kept"])
     progress("report: timing draft steps")
-    report["step"] = step_times(ModelSettings(path=str(draft), dtype=settings.dtype, cores=default_cores()[0]))
+    model = ModelSettings(path=str(draft), dtype=settings.dtype, cores=default_cores()[0])
+    report["step"] = on_own_thread(step_times, model)
     report["step"]["share_of_target"] = report["step"]["rows_ms"]["1"] / report["times_ms"]["plain"]
     return report
 

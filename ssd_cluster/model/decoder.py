@@ -38,7 +38,8 @@ class Decoder:
         self._check(tokens, positions)
         plan = self._attention.plan(batch)
         rotation = self._rotations[torch.tensor(positions, device=self._device)].unsqueeze(1)
-        hidden = F.embedding(torch.tensor(tokens, device=self._device), weights.embedding)
+        # The residual stream stays in float32: in bfloat16 it would be rounded anew in every layer.
+        hidden = F.embedding(torch.tensor(tokens, device=self._device), weights.embedding).float()
         for index, layer in enumerate(weights.layers):
             self._layer(index, layer, hidden, rotation, plan)
         if not wanted:

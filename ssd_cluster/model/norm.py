@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class RMSNorm:
-    """x / sqrt(mean(x^2) + eps) * weight over the last axis, computed in float32, returned in x's dtype.
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis, computed in float32, returned in the weight's dtype.
 
     ``weight``: [..., D], broadcast against x [..., D].
     """
@@ -15,8 +15,9 @@ class RMSNorm:
     def __init__(self, weight: Tensor, eps: float) -> None:
         width = weight.shape[-1]
         self._scaled = weight.float() * width**0.5
+        self._dtype = weight.dtype
         self._floor = torch.full((1,), (width * eps) ** 0.5, device=weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32).hypot_(self._floor)
-        return torch.div(x, length).mul_(self._scaled).to(x.dtype)
+        return torch.div(x, length).mul_(self._scaled).to(self._dtype)

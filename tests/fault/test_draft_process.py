@@ -210,6 +210,11 @@ def test_killed_while_the_engine_waits_for_it(rig: Rig, drafts: Drafts) -> None:
     threading.Timer(0.3, drafts.signal, [signal.SIGKILL]).start()
     drain(engine)
     assert_same(rig, run(rig.engine(Mode.AR), [short]), [client], "killed in a wait")
+    deadline = time.monotonic() + PATIENCE_S
+    while not failures(engine, "stream"):  # the last rounds may have been answered before the signal took effect
+        assert time.monotonic() < deadline, "the loss is noticed"
+        engine.step()
+        time.sleep(0.01)
     assert failures(engine, "stream") == 1
     assert session.late_rounds == 0, "the deadline of the wait was never reached"
     assert stats(client).num_draft_tokens > 0
