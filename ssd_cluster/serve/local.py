@@ -58,14 +58,17 @@ def serve(path: Path, *, port: int | None = None, ready_deadline_s: float = READ
         SsdClusterError: it cannot be served, or has stopped by itself. Nothing is left behind.
     """
     ready = threading.Event()
+    signals = StopSignals()
     try:
-        with StopSignals() as signals:
+        with signals:
             _serve(path, port, signals, ready, ready_deadline_s)
     except Interrupted:
         return 0 if ready.is_set() else INTERRUPTED
-    except SsdClusterError:
-        raise
     except Exception as error:
+        if signals.requested.is_set():  # a Ctrl-C reaches what Ray has started as well: that then fails on us
+            return 0 if ready.is_set() else INTERRUPTED
+        if isinstance(error, SsdClusterError):
+            raise
         log.debug("serve failed", exc_info=True)
         raise StartupError(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
     return 0

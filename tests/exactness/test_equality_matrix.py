@@ -160,7 +160,7 @@ def test_cold_and_warm_prefix_with_whole_and_chunked_prefill(
 def test_preempted_and_resumed(world: World, mode: Mode, script: str) -> None:
     requests = [
         request(
-            f"p{i}", range(5 + 20 * i, 15 + 20 * i), **({"seed": i, "max_tokens": 40, "ignore_eos": True} | sampling)
+            f"p{i}", range(5 + 20 * i, 15 + 20 * i), **({"seed": i, "max_tokens": 80, "ignore_eos": True} | sampling)
         )
         for i, sampling in enumerate(SAMPLING)
     ]

@@ -202,7 +202,7 @@ def test_killed_while_the_engine_waits_for_it(rig: Rig, drafts: Drafts) -> None:
     connect(engine, PATIENCE_S)
     short = request("short", REQUESTS[0].prompt_token_ids, temperature=0, max_tokens=40, ignore_eos=True)
     (client,) = submit(engine, [short])
-    while not client.choices[0].token_ids:
+    while not engine._live["short"].stats.num_draft_tokens:
         engine.step()
     session = engine._live["short"].choices[0].session
     assert session is not None
