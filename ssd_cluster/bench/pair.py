@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from statistics import median
 from typing import Any, TypeVar
 
@@ -179,7 +180,7 @@ def _times(spec: EngineSpec) -> PairTimes:
             plain=plain,
             verify=verify,
             draft_step=_causal_time(draft, 1),
-            tree_step=_tree_time(draft, rows),
+            tree_step=tree_time(draft, rows),
             glue=_causal_time(draft, k + 1),
         )
     finally:
@@ -191,12 +192,12 @@ def _causal_time(runner: ModelRunner, tokens: int) -> float:
     table = runner.pool.allocate(-(-(_CONTEXT + tokens) // runner.pool.block_size))
     try:
         runner.forward(ForwardBatch([CausalSpan([0] * _CONTEXT, 0, table, _CONTEXT)]))
-        return _median_time(runner, ForwardBatch([CausalSpan([0] * tokens, _CONTEXT, table)]))
+        return median_time(partial(runner.forward, ForwardBatch([CausalSpan([0] * tokens, _CONTEXT, table)])))
     finally:
         runner.pool.free(table)
 
 
-def _tree_time(runner: ModelRunner, rows: int) -> float:
+def tree_time(runner: ModelRunner, rows: int) -> float:
     """Seconds of a forward over ``rows`` branches behind a context of 256."""
     if runner.tails is None:
         raise ValueError("the draft was loaded without tails")
@@ -205,16 +206,17 @@ def _tree_time(runner: ModelRunner, rows: int) -> float:
     try:
         runner.forward(ForwardBatch([CausalSpan([0] * _CONTEXT, 0, table, _CONTEXT)]))
         span = TreeSpan([0] * rows, table, [_CONTEXT] * rows, tails, [0] * rows)
-        return _median_time(runner, ForwardBatch([span]))
+        return median_time(partial(runner.forward, ForwardBatch([span])))
     finally:
         runner.tails.free(tails)
         runner.pool.free(table)
 
 
-def _median_time(runner: ModelRunner, batch: ForwardBatch) -> float:
+def median_time(work: Callable[[], object]) -> float:
+    """Median seconds of repeated calls."""
     samples = []
     for _ in range(_REPEATS):
         began = time.perf_counter()
-        runner.forward(batch)
+        work()
         samples.append(time.perf_counter() - began)
     return median(samples)

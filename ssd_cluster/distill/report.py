@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
 
-from ssd_cluster.bench.pair import measure_pair, on_own_thread
+from ssd_cluster.bench.pair import measure_pair, median_time, on_own_thread, tree_time
 from ssd_cluster.bench.spec import PairOptions, default_cores
 from ssd_cluster.config import ModelSettings, SpeculationSettings
 from ssd_cluster.distill.settings import DistillSettings
-from ssd_cluster.model.batch import CausalSpan, ForwardBatch, TreeSpan
-from ssd_cluster.model.runner import ModelRunner, load_runner
+from ssd_cluster.model.runner import load_runner
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 LOOKAHEAD = 8
 ROWS = (1, 2, 4, 8, 16, 32)
-_CONTEXT = 256
-_REPEATS = 9
 
 
 def measure_draft(settings: DistillSettings, draft: Path, progress: Callable[[str], None]) -> dict[str, Any]:
@@ -65,7 +60,7 @@ def step_times(model: ModelSettings) -> dict[str, Any]:
     runner = load_runner(model, tail_slots=max(ROWS), tail_depth=1)
     try:
         runner.pin()
-        rows = {str(n): 1e3 * _step_time(runner, n) for n in ROWS}
+        rows = {str(n): 1e3 * tree_time(runner, n) for n in ROWS}
         config = runner.config
         per_layer = config.hidden * config.head_dim * (2 * config.n_heads + 2 * config.n_kv_heads)
         per_layer += 3 * config.hidden * config.intermediate
@@ -76,32 +71,9 @@ def step_times(model: ModelSettings) -> dict[str, Any]:
         runner.close()
 
 
-def _step_time(runner: ModelRunner, rows: int) -> float:
-    if runner.tails is None:
-        raise ValueError("the draft was loaded without tails")
-    table = runner.pool.allocate(-(-_CONTEXT // runner.pool.block_size))
-    tails = runner.tails.allocate(rows)
-    try:
-        runner.forward(ForwardBatch([CausalSpan([0] * _CONTEXT, 0, table, _CONTEXT)]))
-        batch = ForwardBatch([TreeSpan([0] * rows, table, [_CONTEXT] * rows, tails, [0] * rows)])
-        return _median_time(lambda: runner.forward(batch))
-    finally:
-        runner.tails.free(tails)
-        runner.pool.free(table)
-
-
 def _read_time(size: int, device: torch.device) -> float:
     memory = torch.zeros(size // 8, dtype=torch.int64, device=device)
-    return _median_time(lambda: int(memory.sum()))
-
-
-def _median_time(work: Callable[[], Any]) -> float:
-    samples = []
-    for _ in range(_REPEATS):
-        began = time.perf_counter()
-        work()
-        samples.append(time.perf_counter() - began)
-    return median(samples)
+    return median_time(lambda: int(memory.sum()))
 
 
 def draw_report(report: dict[str, Any], folder: Path) -> None:
