@@ -43,6 +43,10 @@ class NoiseSource:
         """Number of cached rows."""
         return len(self._rows)
 
+    def __contains__(self, position: int) -> bool:
+        """Whether the row of a position is cached."""
+        return position in self._rows
+
     def row(self, position: int) -> Tensor:
         """E of one position, float32 ``[V]``. The tensor is shared with the cache: do not write to it.
 
@@ -76,6 +80,14 @@ class NoiseSource:
         """Draw the rows that are not cached yet; positions beyond ``capacity`` of them are left out."""
         for position, row in self._missing(list(positions)[: self.capacity]).items():
             self._keep(position, row)
+
+    def draw_missing(self, positions: Iterable[int]) -> bool:
+        """Draw the first row among ``positions`` that is not cached yet; False if there is none, or no room for it."""
+        missing = next((p for p in positions if p not in self._rows), None)
+        if missing is None or len(self._rows) >= self.capacity:
+            return False
+        self.prefetch([missing])
+        return True
 
     def discard_below(self, position: int) -> None:
         """Forget the rows of positions before ``position``: their tokens are committed."""

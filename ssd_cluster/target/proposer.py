@@ -122,8 +122,11 @@ class Proposer:
                 self._pool.forget(row.choice.session)
         return waiting
 
-    def wait(self, waiting: list[Choice]) -> None:
-        """Wait until every chain is there, its session is lost, or the deadline has passed; then fall back."""
+    def wait(self, waiting: list[Choice], idle: Callable[[], bool] = lambda: False) -> None:
+        """Wait until every chain is there, its session is lost, or the deadline has passed; then fall back.
+
+        ``idle`` does a little work that a later round needs, and is False when there is none left.
+        """
         if not waiting:
             return
         started = self._clock()
@@ -139,7 +142,8 @@ class Proposer:
             if now >= overdue and not pulled:
                 pulled = True
                 self._pull(remaining, deadline - now)
-            self._inbox.wait((deadline if pulled else overdue) - now)
+            if not idle():
+                self._inbox.wait((deadline if pulled else overdue) - now)
         for choice in remaining:
             if choice.session is not None:
                 self._pool.observe(choice.session, late=True)

@@ -91,7 +91,7 @@ class RoundLoop:
         watch.lap("other", self._clock())
         if waiting or not all(row.hit for row in decided if not row.ended):
             self._forward_ended = None
-        self._proposer.wait(waiting)
+        self._proposer.wait(waiting, lambda: any(_draw_ahead(row.choice) for row in decided))
         watch.lap("draft_wait", self._clock())
         self._round_ended = watch.now
         self._account.round(watch, rows, decided)
@@ -149,3 +149,11 @@ class RoundLoop:
         live.emit_delta(choice.index, tuple(result.emitted), text, accepted.reason, accepted.stop_reason)
         if accepted.reason is not None:
             self._ended(choice, accepted.reason)
+
+
+def _draw_ahead(choice: Choice) -> bool:
+    """Draw one row of noise for the rounds after the next one, so that a hit then draws none; False if none lacks."""
+    if choice.ended or choice.noise is None:
+        return False
+    base = len(choice.tokens)
+    return choice.noise.draw_missing(range(base, min(base + 2 * choice.draft_room() + 2, choice.max_len)))

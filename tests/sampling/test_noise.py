@@ -57,6 +57,14 @@ def test_capacity_bounds_the_cache_and_the_least_recently_used_goes() -> None:
     assert len(source) == 3
 
 
+def test_draw_missing_draws_one_row_at_a_time_and_never_pushes_one_out() -> None:
+    source = NoiseSource(3, 37, capacity=3)
+    source.prefetch([5])
+    assert [source.draw_missing(range(4, 8)) for _ in range(3)] == [True, True, False]
+    assert [p in source for p in range(4, 8)] == [True, True, True, False]
+    assert torch.equal(source.row(6), plain(3, 6))
+
+
 def test_discard_below() -> None:
     source = NoiseSource(3, 37)
     source.prefetch([7, 8, 9])
