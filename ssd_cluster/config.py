@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ssd_cluster.types import Mode, ProposalKind
+from ssd_cluster.types import RATIO_KINDS, Mode, ProposalKind
 
 Cores = Annotated[tuple[int, ...], Field(min_length=1)]
+TrustDomain = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class Settings(BaseModel):
@@ -79,22 +80,75 @@ class Fallback(StrEnum):
     NONE = "none"
 
 
+class VerifyRule(StrEnum):
+    """How drafted tokens are verified. ``HSD`` is another name of ``BLOCK``."""
+
+    EQUALITY = "equality"
+    TOKEN = "token"
+    BLOCK = "block"
+    HSD = "hsd"
+
+
+class SaguaroSettings(Settings):
+    """SAGUARO sampling (Kumar et al. 2026): a draft draws its ``f`` likeliest tokens with ``c`` times their weight.
+
+    ``c`` = 1 switches it off. Below 1 more outcomes are guessed right and fewer drafted tokens are kept.
+    """
+
+    c: float = Field(default=1.0, ge=0, le=1)
+    f: int = Field(default=4, ge=1, le=256)
+
+
+DEFAULT_TOP_M = 64
+
+
 class SpeculationSettings(Settings):
     """How a target speculates.
 
     ``k``: drafted tokens per round (0 turns speculation off). ``rows``: branches per sequence and round that the draft
     may build. ``wait_ms``: longest wait for a just-in-time chain; a late block is overdue after it.
+
+    ``kind``: how drafted tokens are drawn. ``coupled`` needs nothing but the tokens; for ``sparse`` and ``dense`` the
+    laws they were drawn from travel too, and the draft must be trusted (``trust_domain``). ``rule``: None takes
+    ``equality`` for ``coupled`` and ``block`` for the others. ``top_m``: entries of a sparse law.
     """
 
     k: int = Field(default=5, ge=0, le=64)
     rows: int = Field(default=16, ge=0, le=256)
-    kind: Literal[ProposalKind.COUPLED] = ProposalKind.COUPLED
+    kind: Literal[ProposalKind.COUPLED, ProposalKind.SPARSE, ProposalKind.DENSE] = ProposalKind.COUPLED
+    rule: VerifyRule = VerifyRule.EQUALITY
+    top_m: int = Field(default=DEFAULT_TOP_M, ge=1, le=4096)
+    saguaro: SaguaroSettings = SaguaroSettings()
     miss_policy: MissPolicy = MissPolicy.RULE
     fallback: Fallback = Fallback.NGRAM
     wait_ms: float = Field(default=100.0, gt=0, le=10_000)
     trie_nodes: int = Field(default=400, ge=16)
     ngram_min: int = Field(default=2, ge=1)
     ngram_max: int = Field(default=5, ge=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rule_of_the_kind(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("rule") is None:
+            ratio = data.get("kind") in RATIO_KINDS
+            data = data | {"rule": VerifyRule.BLOCK if ratio else VerifyRule.EQUALITY}
+        return data
+
+    @property
+    def ratio(self) -> bool:
+        """Whether drafted tokens are verified against the laws they were drawn from."""
+        return self.kind in RATIO_KINDS
+
+    @model_validator(mode="after")
+    def _rule_fits_kind(self) -> SpeculationSettings:
+        if self.ratio == (self.rule is VerifyRule.EQUALITY):
+            fitting = "token, block or hsd" if self.ratio else "equality"
+            raise ValueError(f"rule {self.rule.value!r} cannot verify kind {self.kind.value!r}: use {fitting}")
+        if self.saguaro.c < 1 and not self.ratio:
+            raise ValueError(f"saguaro.c below 1 needs kind sparse or dense, not {self.kind.value!r}")
+        if self.top_m != DEFAULT_TOP_M and self.kind is not ProposalKind.SPARSE:
+            raise ValueError(f"top_m belongs to kind sparse, not {self.kind.value!r}")
+        return self
 
     @model_validator(mode="after")
     def _ngram_order(self) -> SpeculationSettings:
@@ -124,7 +178,8 @@ class BreakerSettings(Settings):
 class TargetSettings(Settings):
     """A target replica: the model that verifies, its scheduler, and how it speculates.
 
-    ``stall_s``: an engine with work that finishes no step for this long is unhealthy.
+    ``stall_s``: an engine with work that finishes no step for this long is unhealthy. ``trust_domain``: name that
+    target and draft must share where the draft's laws are used (kinds ``sparse`` and ``dense``).
     """
 
     model: ModelSettings
@@ -136,9 +191,24 @@ class TargetSettings(Settings):
     step_tokens: int = Field(default=512, ge=1)
     default_max_tokens: int = Field(default=512, ge=1)
     stall_s: float = Field(default=60.0, gt=0)
+    trust_domain: TrustDomain | None = None
     speculation: SpeculationSettings = SpeculationSettings()
     link: LinkSettings = LinkSettings()
     breaker: BreakerSettings = BreakerSettings()
+
+    @property
+    def uses_laws(self) -> bool:
+        """Whether this target verifies against laws that a draft sends, and so must trust it."""
+        return self.mode is not Mode.AR and self.speculation.k > 0 and self.speculation.ratio
+
+    @model_validator(mode="after")
+    def _laws_need_trust(self) -> TargetSettings:
+        if self.uses_laws and self.trust_domain is None:
+            raise ValueError(
+                f"kind {self.speculation.kind.value!r} takes the draft's laws on trust: "
+                "set the same trust_domain on the target and its draft"
+            )
+        return self
 
     @property
     def name(self) -> str:
@@ -150,7 +220,7 @@ class DraftSettings(Settings):
 
     ``target_weights``: share of a target (by its id) relative to others, 1 where it is not named. ``idle_s``: a session
     without a commit for this long may lose its KV pages to another. ``load_interval_s``: longest time between two Load
-    messages.
+    messages. ``trust_domain``: must equal that of a target that uses this draft's laws.
     """
 
     model: ModelSettings
@@ -165,7 +235,18 @@ class DraftSettings(Settings):
     load_interval_s: float = Field(default=1.0, gt=0)
     host: str = "127.0.0.1"
     port: int = Field(default=0, ge=0, le=65535)
+    trust_domain: TrustDomain | None = None
     link: LinkSettings = LinkSettings()
+
+
+def distrust(target: TargetSettings, draft: DraftSettings) -> str | None:
+    """Why this target may not use the laws of this draft, or None."""
+    if not target.uses_laws or target.trust_domain == draft.trust_domain:
+        return None
+    return (
+        f"kind {target.speculation.kind.value!r} takes the draft's laws on trust, but the target's trust_domain is "
+        f"{target.trust_domain!r} and the draft's {draft.trust_domain!r}"
+    )
 
 
 class HttpSettings(Settings):

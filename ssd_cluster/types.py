@@ -27,6 +27,10 @@ class ProposalKind(StrEnum):
     DENSE = "dense"
 
 
+RATIO_KINDS = frozenset({ProposalKind.SPARSE, ProposalKind.DENSE})
+"""Kinds whose tokens come with the laws they were drawn from, and are verified by ratios of probabilities."""
+
+
 class FinishReason(StrEnum):
     """Why a choice ended. ``STOP`` covers EOS, stop strings and stop token ids."""
 

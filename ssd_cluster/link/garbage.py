@@ -122,6 +122,11 @@ def _load(message: Load, rng: random.Random, vocabulary: int) -> Load:
 
 
 def _law(message: Law, rng: random.Random, vocabulary: int) -> Law:
+    choice = rng.randrange(3)
+    if choice == 0:
+        return replace(message, epoch=_near(message.epoch, rng))
+    if choice == 1:
+        return replace(message, session=rng.getrandbits(64))
     return replace(message, fingerprint=rng.randint(0, MAX_U32))
 
 

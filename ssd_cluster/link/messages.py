@@ -50,6 +50,7 @@ class Hello:
     vocabulary: int
     kinds: tuple[ProposalKind, ...] = (ProposalKind.COUPLED, ProposalKind.DELTA)
     protocol: int = PROTOCOL_VERSION
+    trust_domain: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +67,15 @@ class Welcome:
     step_time: StepTimeModel
     session_ttl_s: float
     protocol: int = PROTOCOL_VERSION
+    trust_domain: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Start (or restart, with a higher epoch) a session. The first block guesses the first output token (k = 0)."""
+    """Start (or restart, with a higher epoch) a session. The first block guesses the first output token (k = 0).
+
+    ``top_m``: entries of each row of a sparse law. ``saguaro_c``, ``saguaro_f``: SAGUARO sampling; 1 switches it off.
+    """
 
     session: int
     epoch: int
@@ -86,14 +91,18 @@ class Open:
     rows: int
     priority: int = 0
     lengths: tuple[int, ...] = ()
+    top_m: int = 0
+    saguaro_c: float = 1.0
+    saguaro_f: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CommitRow:
     """Progress of one session: tokens appended from ``from_len`` on, and what will be verified next.
 
-    ``proposal`` and ``proposal_kind`` are set when ``next`` is TOKENS. ``k`` and ``rows`` are ceilings for the block
-    that follows (rows = 0: push nothing). ``due_us``: when the outcome of this round is expected. ``counter`` grows
+    ``proposal`` and ``proposal_kind`` are set when ``next`` is TOKENS; ``origin`` too where the tokens came from a
+    block, and names the law of a ratio kind that is to follow. ``k`` and ``rows`` are ceilings for the block that
+    follows (rows = 0: push nothing). ``due_us``: when the outcome of this round is expected. ``counter`` grows
     with every row of the session; of two rows for one base_len the higher counter wins. ``finish``: the session ends
     here.
     """
@@ -185,14 +194,19 @@ class BlockBatch:
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """Draft laws of a proposal's positions (ratio kinds); laid out now, used with the ratio rules."""
+    """The laws that the tokens of one proposal were really drawn from, row after row (ratio kinds).
+
+    ``row_size``: entries of each row. ``probabilities``: float32, ``ids``: uint32, both little-endian and ragged by
+    ``row_size``; a dense law has no ids, its entry v is that of id v. ``link.laws`` packs, unpacks and checks them.
+    """
 
     session: int
     epoch: int
     fingerprint: int
     kind: ProposalKind
-    ids: tuple[tuple[int, ...], ...] = ()
-    probabilities: tuple[tuple[float, ...], ...] = ()
+    row_size: tuple[int, ...]
+    ids: bytes
+    probabilities: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ def encode_hello(message: Hello, frame: pb.ToDraft) -> None:
     hello.tokenizer_hash = message.tokenizer_hash
     hello.vocabulary = message.vocabulary
     hello.kinds.extend(col.KIND_NUMBER[kind] for kind in message.kinds)  # type: ignore[misc]
+    hello.trust_domain = message.trust_domain
 
 
 def decode_hello(hello: pb.Hello, limits: Limits) -> Hello:
@@ -48,6 +49,7 @@ def decode_hello(hello: pb.Hello, limits: Limits) -> Hello:
         vocabulary=check_vocabulary(hello.vocabulary),
         kinds=tuple(col.kind_of(kind) for kind in hello.kinds),
         protocol=hello.protocol,
+        trust_domain=check_text(hello.trust_domain, "trust_domain", limits.text),
     )
 
 
@@ -67,6 +69,9 @@ def encode_open(message: Open, frame: pb.ToDraft) -> None:
     opened.rows = message.rows
     opened.priority = message.priority
     opened.lengths = pack(U8, message.lengths)
+    opened.top_m = message.top_m
+    opened.saguaro_c = message.saguaro_c
+    opened.saguaro_f = message.saguaro_f
 
 
 def decode_open(opened: pb.Open, limits: Limits) -> Open:
@@ -78,6 +83,7 @@ def decode_open(opened: pb.Open, limits: Limits) -> Open:
     check_below(tokens, limits.vocabulary, "tokens")
     check_below(stop_ids, limits.vocabulary, "stop_ids")
     check_below(lengths, limits.k_max + 1, "lengths")
+    has_c = opened.HasField("saguaro_c")
     return Open(
         session=opened.session,
         epoch=opened.epoch,
@@ -93,6 +99,9 @@ def decode_open(opened: pb.Open, limits: Limits) -> Open:
         rows=check_size(opened.rows, MAX_U16, "rows"),
         priority=opened.priority,
         lengths=lengths,
+        top_m=check_size(opened.top_m, MAX_U16, "top_m"),
+        saguaro_c=check_number(opened.saguaro_c, "saguaro_c", lambda c: 0 <= c <= 1) if has_c else 1.0,
+        saguaro_f=check_size(opened.saguaro_f, MAX_U16, "saguaro_f"),
     )
 
 

@@ -21,6 +21,7 @@ from ssd_cluster.link.columns import (
     check_vocabulary,
     pack,
 )
+from ssd_cluster.link.laws import check_law
 from ssd_cluster.link.limits import MAX_U8, Limits
 from ssd_cluster.link.messages import (
     Block,
@@ -35,7 +36,6 @@ from ssd_cluster.link.messages import (
     StepTimeModel,
     Welcome,
 )
-from ssd_cluster.types import ProposalKind
 
 _NACK_NUMBER = {
     NackCode.UNKNOWN: 1,
@@ -50,7 +50,6 @@ _NACK_NUMBER = {
 }
 _NACK_OF = {number: code for code, number in _NACK_NUMBER.items()}
 _JIT = 1
-_LAW_TOLERANCE = 1e-3  # a row of float32 probabilities sums to 1 within this
 
 
 def encode_welcome(message: Welcome, frame: pb.ToTarget) -> None:
@@ -68,6 +67,7 @@ def encode_welcome(message: Welcome, frame: pb.ToTarget) -> None:
     welcome.step_base_us = message.step_time.base_us
     welcome.step_per_row_us = message.step_time.per_row_us
     welcome.session_ttl_s = message.session_ttl_s
+    welcome.trust_domain = message.trust_domain
 
 
 def decode_welcome(welcome: pb.Welcome, limits: Limits) -> Welcome:
@@ -87,6 +87,7 @@ def decode_welcome(welcome: pb.Welcome, limits: Limits) -> Welcome:
         ),
         session_ttl_s=check_number(welcome.session_ttl_s, "session_ttl_s", lambda value: value > 0),
         protocol=welcome.protocol,
+        trust_domain=check_text(welcome.trust_domain, "trust_domain", limits.text),
     )
 
 
@@ -159,32 +160,17 @@ def encode_law(message: Law, frame: pb.ToTarget) -> None:
     law.epoch = message.epoch
     law.fingerprint = message.fingerprint
     law.kind = col.KIND_NUMBER[message.kind]  # type: ignore[assignment]
-    law.row_size = pack(U32, [len(row) for row in message.probabilities])
-    law.ids = pack(U32, list(chain.from_iterable(message.ids)))
-    law.probabilities = pack(F32, list(chain.from_iterable(message.probabilities)))
+    law.row_size = pack(U32, message.row_size)
+    law.ids = message.ids
+    law.probabilities = message.probabilities
 
 
 def decode_law(law: pb.Law, limits: Limits) -> Law:
-    kind = col.kind_of(law.kind)
     row_size = col.free_column(U32, law.row_size, "row_size", limits.k_max)
-    probabilities = col.split(col.unpack(F32, law.probabilities, sum(row_size), "probabilities"), row_size)
-    if kind is ProposalKind.SPARSE:
-        flat = col.unpack(U32, law.ids, sum(row_size), "ids")
-        check_below(flat, limits.vocabulary, "ids")
-        ids = col.split(flat, row_size)
-        if any(len(set(row)) != len(row) for row in ids):
-            raise InvalidFrame("an id stands twice in a row of a law")
-    elif kind is ProposalKind.DENSE:
-        col.unpack(U32, law.ids, 0, "ids of a dense law")
-        check_below(row_size, limits.vocabulary + 1, "row_size")
-        ids = []
-    else:
-        raise InvalidFrame(f"a law of kind {kind}")
-    for row in probabilities:
-        # NaN fails both comparisons, an infinite entry the second
-        if not (min(row, default=-1.0) >= 0 and abs(math.fsum(row) - 1) <= _LAW_TOLERANCE):
-            raise InvalidFrame("a row of a law is no probability distribution")
-    return Law(law.session, law.epoch, law.fingerprint, kind, tuple(ids), tuple(probabilities))
+    kind = col.kind_of(law.kind)
+    message = Law(law.session, law.epoch, law.fingerprint, kind, row_size, law.ids, law.probabilities)
+    check_law(message, limits.vocabulary)
+    return message
 
 
 def encode_nack(message: Nack, frame: pb.ToTarget) -> None:

@@ -17,6 +17,7 @@ from ssd_cluster.errors import ConfigError, InvalidFrame
 from ssd_cluster.link._pb import draft_link_pb2 as pb
 from ssd_cluster.link.codec import FrameCodec, Side, decode_to_draft, decode_to_target, encode
 from ssd_cluster.link.garbage import corrupt_frame
+from ssd_cluster.link.laws import pack_law
 from ssd_cluster.link.limits import Limits
 from ssd_cluster.link.messages import (
     Block,
@@ -24,9 +25,9 @@ from ssd_cluster.link.messages import (
     Branch,
     Close,
     CommitBatch,
-    Law,
     Message,
     Next,
+    Open,
     Opened,
     Ping,
     StreamClosed,
@@ -165,6 +166,11 @@ def test_inconsistent_blocks_are_invalid(change: Change) -> None:
         ("open", _set("top_p", float("inf"))),
         ("open", _set("k", 300)),
         ("open", _set("rows", 70_000)),
+        ("open", _set("top_m", 70_000)),
+        ("open", _set("saguaro_c", 1.5)),
+        ("open", _set("saguaro_c", float("nan"))),
+        ("open", _set("saguaro_f", 70_000)),
+        ("hello", _set("trust_domain", "x" * 2000)),
         ("open", _set("lengths", b"\x41")),
         ("open", _set("stop_ids", bytes(4 * 5000))),
         ("pull", _set("k", 300)),
@@ -186,6 +192,7 @@ def test_fields_out_of_range_are_invalid_to_draft(part: str, change: Change) -> 
         ("welcome", _set("step_base_us", -1.0)),
         ("welcome", _set("session_ttl_s", 0.0)),
         ("welcome", _set("session_ttl_s", float("nan"))),
+        ("welcome", _set("trust_domain", "x" * 2000)),
         ("nack", _set("code", 0)),
         ("nack", _set("code", 99)),
         ("nack", _set("detail", "x" * 2000)),
@@ -194,7 +201,13 @@ def test_fields_out_of_range_are_invalid_to_draft(part: str, change: Change) -> 
         ("law", _set("probabilities", struct.pack("<3f", 0.5, 0.75, 1.0))),
         ("law", _set("probabilities", struct.pack("<3f", -0.5, 1.5, 1.0))),
         ("law", _set("probabilities", struct.pack("<3f", float("nan"), 0.75, 1.0))),
+        ("law", _set("probabilities", struct.pack("<3f", 0.25, 0.75, float("inf")))),
+        ("law", _set("probabilities", struct.pack("<2f", 0.25, 0.75))),
+        ("law", _set("probabilities", bytes(11))),
+        ("law", _set("ids", struct.pack("<2I", 1, 2))),
         ("law", _set("row_size", struct.pack("<3I", 3, 0, 0))),
+        ("law", _set("row_size", struct.pack("<2I", 2**32 - 1, 2**32 - 1))),
+        ("law", _set("row_size", struct.pack("<65I", *[0] * 65))),
     ],
 )
 def test_fields_out_of_range_are_invalid_to_target(part: str, change: Change) -> None:
@@ -205,10 +218,18 @@ def test_fields_out_of_range_are_invalid_to_target(part: str, change: Change) ->
         decode_to_target(frame.SerializeToString(), LIMITS)
 
 
+def test_an_open_that_does_not_name_saguaro_is_without_it() -> None:
+    frame = pb.ToDraft.FromString(encode(TO_DRAFT[1]))
+    frame.open.ClearField("saguaro_c")
+    message = decode_to_draft(frame.SerializeToString(), LIMITS)
+    assert isinstance(message, Open)
+    assert message.saguaro_c == 1.0
+
+
 def test_a_dense_law_has_no_ids_and_no_more_entries_than_the_vocabulary() -> None:
-    law = Law(SESSION, 1, 2, ProposalKind.DENSE, (), ((0.25, 0.25, 0.5),))
+    law = pack_law(SESSION, 1, 2, ProposalKind.DENSE, ((0.25, 0.25, 0.5),))
     assert decode_to_target(encode(law), Limits(vocabulary=3)) == law
-    for wrong in (encode(law), encode(replace(law, ids=((1, 2, 3),)))):
+    for wrong in (encode(law), encode(replace(law, ids=bytes(12)))):
         with pytest.raises(InvalidFrame):
             decode_to_target(wrong, Limits(vocabulary=2))
 
@@ -222,7 +243,7 @@ def test_a_dense_law_has_no_ids_and_no_more_entries_than_the_vocabulary() -> Non
         replace(TO_DRAFT[1], stop_ids=(10,)),  # type: ignore[type-var]
         BlockBatch((Block(1, 1, 1, 1, 1, (Branch(0, 10, (), 0.0),)),)),
         BlockBatch((Block(1, 1, 1, 1, 1, (Branch(0, 1, (10,), 0.0),)),)),
-        Law(1, 1, 1, ProposalKind.SPARSE, ((10,),), ((1.0,),)),
+        pack_law(1, 1, 1, ProposalKind.SPARSE, ((1.0,),), ((10,),)),
     ],
     ids=str,
 )

@@ -11,8 +11,9 @@ from ssd_cluster.config import LinkSettings
 from ssd_cluster.errors import InvalidFrame
 from ssd_cluster.link.codec import encode
 from ssd_cluster.link.grpc_backend import Listener, connect
+from ssd_cluster.link.laws import pack_law
 from ssd_cluster.link.loop import LinkLoop
-from ssd_cluster.link.messages import Block, BlockBatch, Branch, CommitBatch, CommitRow, Law, Message, Next, Open
+from ssd_cluster.link.messages import Block, BlockBatch, Branch, CommitBatch, CommitRow, Message, Next, Open
 from ssd_cluster.link.stream import Inbox, Stream
 from ssd_cluster.types import ProposalKind
 
@@ -20,7 +21,7 @@ PATIENCE_S = 60.0
 V = 151_936
 K = 8
 ROW = (2.0**-17,) * 2**17 + (0.0,) * (V - 2**17)
-DENSE = Law(1, 1, 5, ProposalKind.DENSE, (), (ROW,) * K)
+DENSE = pack_law(1, 1, 5, ProposalKind.DENSE, (ROW,) * K)
 LARGE = LinkSettings(frame_bytes=8 * 1024 * 1024)
 
 

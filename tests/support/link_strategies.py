@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from ssd_cluster.link import messages as msg
+from ssd_cluster.link.laws import pack_law
 from ssd_cluster.types import BlockOrigin, ProposalKind
 
 u8 = st.integers(0, 2**8 - 1)
@@ -57,14 +58,14 @@ def laws(draw: st.DrawFn) -> msg.Law:
     # powers of two: exact in float32, and they sum to one
     halves = tuple((*(2.0**-i for i in range(1, n)), 2.0 ** (1 - n)) for n in sizes)
     kind = draw(st.sampled_from((ProposalKind.SPARSE, ProposalKind.DENSE)))
-    return msg.Law(draw(u64), draw(u32), draw(u32), kind, ids if kind is ProposalKind.SPARSE else (), halves)
+    return pack_law(draw(u64), draw(u32), draw(u32), kind, halves, ids if kind is ProposalKind.SPARSE else ())
 
 
 branches = st.builds(msg.Branch, depth, u32, column(u32, 64), score, st.booleans())
 blocks = st.builds(msg.Block, u64, u32, u32, u32, u32, rows_of(branches, 6))
 
 to_draft: st.SearchStrategy[msg.ToDraft] = st.one_of(
-    st.builds(msg.Hello, text, u64, text, st.integers(1, 2**32 - 1), column(kinds, 5), u32),
+    st.builds(msg.Hello, text, u64, text, st.integers(1, 2**32 - 1), column(kinds, 5), u32, text),
     st.builds(
         msg.Open,
         session=u64,
@@ -81,6 +82,9 @@ to_draft: st.SearchStrategy[msg.ToDraft] = st.one_of(
         rows=u16,
         priority=st.integers(-(2**31), 2**31 - 1),
         lengths=column(depth, 8),
+        top_m=u16,
+        saguaro_c=st.floats(0, 1),
+        saguaro_f=u16,
     ),
     st.builds(msg.CommitBatch, rows_of(commit_rows())),
     st.builds(msg.Pull, u64, u32, u32, u8, u32),
@@ -102,6 +106,7 @@ to_target: st.SearchStrategy[msg.ToTarget] = st.one_of(
         step_time=st.builds(msg.StepTimeModel, amount, amount),
         session_ttl_s=st.floats(0, 1e6, exclude_min=True),
         protocol=u32,
+        trust_domain=text,
     ),
     st.builds(msg.Opened, u64, u32, u32),
     st.builds(msg.BlockBatch, rows_of(blocks)),

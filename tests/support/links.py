@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Callable
 from itertools import count
 
+from ssd_cluster.link.laws import pack_law
 from ssd_cluster.link.messages import (
     Block,
     BlockBatch,
@@ -14,7 +15,6 @@ from ssd_cluster.link.messages import (
     CommitBatch,
     CommitRow,
     Hello,
-    Law,
     Load,
     Message,
     Nack,
@@ -103,7 +103,9 @@ def block(number: int = 0, branches: int = 3, depth: int = 4) -> Block:
 
 TO_DRAFT: tuple[Message, ...] = (
     hello(),
-    Open(SESSION, 1, (1, 2, 3), ProposalKind.COUPLED, 0.7, 2**64 - 1, 50, 0.95, (2,), 300, 5, 16, -1, (0, 5)),
+    Open(
+        SESSION, 1, (1, 2, 3), ProposalKind.COUPLED, 0.7, 2**64 - 1, 50, 0.95, (2,), 300, 5, 16, -1, (0, 5), 64, 0.5, 4
+    ),
     CommitBatch((commit_row(), commit_row(1, next=Next.WAIT, proposal=(), origin=None, deadline_us=9, finish=True))),
     Pull(SESSION, 1, 23, 5, 2_000),
     Close((SESSION, 1)),
@@ -113,7 +115,7 @@ TO_TARGET: tuple[Message, ...] = (
     welcome(),
     Opened(SESSION, 1, 3),
     BlockBatch((block(), block(1))),
-    Law(SESSION, 1, 5, ProposalKind.SPARSE, ((1, 2), (3,)), ((0.25, 0.75), (1.0,))),
+    pack_law(SESSION, 1, 5, ProposalKind.SPARSE, ((0.25, 0.75), (1.0,)), ((1, 2), (3,))),
     Nack(SESSION, 1, NackCode.GAP, 17, 250, "gap"),
     Load(100, 10, 5, 900, True),
     Pong(78),

@@ -91,23 +91,25 @@ class ToTarget(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., blocks: _Optional[_Union[BlockBatch, _Mapping]] = ..., law: _Optional[_Union[Law, _Mapping]] = ..., nack: _Optional[_Union[Nack, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "target_id", "incarnation", "tokenizer_hash", "vocabulary", "kinds")
+    __slots__ = ("protocol", "target_id", "incarnation", "tokenizer_hash", "vocabulary", "kinds", "trust_domain")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     TARGET_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_HASH_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     KINDS_FIELD_NUMBER: _ClassVar[int]
+    TRUST_DOMAIN_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     target_id: str
     incarnation: int
     tokenizer_hash: str
     vocabulary: int
     kinds: _containers.RepeatedScalarFieldContainer[Kind]
-    def __init__(self, protocol: _Optional[int] = ..., target_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., tokenizer_hash: _Optional[str] = ..., vocabulary: _Optional[int] = ..., kinds: _Optional[_Iterable[_Union[Kind, str]]] = ...) -> None: ...
+    trust_domain: str
+    def __init__(self, protocol: _Optional[int] = ..., target_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., tokenizer_hash: _Optional[str] = ..., vocabulary: _Optional[int] = ..., kinds: _Optional[_Iterable[_Union[Kind, str]]] = ..., trust_domain: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol", "draft_id", "incarnation", "model_hash", "tokenizer_hash", "vocabulary", "k_max", "max_context", "row_credit", "session_credit", "step_base_us", "step_per_row_us", "session_ttl_s")
+    __slots__ = ("protocol", "draft_id", "incarnation", "model_hash", "tokenizer_hash", "vocabulary", "k_max", "max_context", "row_credit", "session_credit", "step_base_us", "step_per_row_us", "session_ttl_s", "trust_domain")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     DRAFT_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +123,7 @@ class Welcome(_message.Message):
     STEP_BASE_US_FIELD_NUMBER: _ClassVar[int]
     STEP_PER_ROW_US_FIELD_NUMBER: _ClassVar[int]
     SESSION_TTL_S_FIELD_NUMBER: _ClassVar[int]
+    TRUST_DOMAIN_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     draft_id: str
     incarnation: int
@@ -134,10 +137,11 @@ class Welcome(_message.Message):
     step_base_us: float
     step_per_row_us: float
     session_ttl_s: float
-    def __init__(self, protocol: _Optional[int] = ..., draft_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., model_hash: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., vocabulary: _Optional[int] = ..., k_max: _Optional[int] = ..., max_context: _Optional[int] = ..., row_credit: _Optional[int] = ..., session_credit: _Optional[int] = ..., step_base_us: _Optional[float] = ..., step_per_row_us: _Optional[float] = ..., session_ttl_s: _Optional[float] = ...) -> None: ...
+    trust_domain: str
+    def __init__(self, protocol: _Optional[int] = ..., draft_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., model_hash: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., vocabulary: _Optional[int] = ..., k_max: _Optional[int] = ..., max_context: _Optional[int] = ..., row_credit: _Optional[int] = ..., session_credit: _Optional[int] = ..., step_base_us: _Optional[float] = ..., step_per_row_us: _Optional[float] = ..., session_ttl_s: _Optional[float] = ..., trust_domain: _Optional[str] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("session", "epoch", "tokens", "kind", "temperature", "seed", "top_k", "top_p", "stop_ids", "max_len", "k", "rows", "priority", "lengths")
+    __slots__ = ("session", "epoch", "tokens", "kind", "temperature", "seed", "top_k", "top_p", "stop_ids", "max_len", "k", "rows", "priority", "lengths", "top_m", "saguaro_c", "saguaro_f")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -152,6 +156,9 @@ class Open(_message.Message):
     ROWS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    TOP_M_FIELD_NUMBER: _ClassVar[int]
+    SAGUARO_C_FIELD_NUMBER: _ClassVar[int]
+    SAGUARO_F_FIELD_NUMBER: _ClassVar[int]
     session: int
     epoch: int
     tokens: bytes
@@ -166,7 +173,10 @@ class Open(_message.Message):
     rows: int
     priority: int
     lengths: bytes
-    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., tokens: _Optional[bytes] = ..., kind: _Optional[_Union[Kind, str]] = ..., temperature: _Optional[float] = ..., seed: _Optional[int] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., stop_ids: _Optional[bytes] = ..., max_len: _Optional[int] = ..., k: _Optional[int] = ..., rows: _Optional[int] = ..., priority: _Optional[int] = ..., lengths: _Optional[bytes] = ...) -> None: ...
+    top_m: int
+    saguaro_c: float
+    saguaro_f: int
+    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., tokens: _Optional[bytes] = ..., kind: _Optional[_Union[Kind, str]] = ..., temperature: _Optional[float] = ..., seed: _Optional[int] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., stop_ids: _Optional[bytes] = ..., max_len: _Optional[int] = ..., k: _Optional[int] = ..., rows: _Optional[int] = ..., priority: _Optional[int] = ..., lengths: _Optional[bytes] = ..., top_m: _Optional[int] = ..., saguaro_c: _Optional[float] = ..., saguaro_f: _Optional[int] = ...) -> None: ...
 
 class CommitBatch(_message.Message):
     __slots__ = ("session", "epoch", "from_len", "token_count", "tokens", "next", "k", "rows", "counter", "due_us", "deadline_us", "proposal_count", "proposal", "proposal_kind", "flags", "origin_block", "origin_branch", "origin_offset")
