@@ -21,7 +21,7 @@ def test_kinds_without_a_law_use_equality(kind: ProposalKind) -> None:
 
 @pytest.mark.parametrize("kind", [ProposalKind.SPARSE, ProposalKind.DENSE])
 def test_ratio_kinds_are_refused(kind: ProposalKind) -> None:
-    with pytest.raises(ConfigError, match=f"'{kind}' need a ratio rule, which is not available yet"):
+    with pytest.raises(ConfigError, match=f"'{kind}' need a ratio rule, and none is configured"):
         rule_for(kind)
     batch = VerifyBatch([Proposal(3), Proposal(3, (1,), kind)], one_hot(1, 2, 3), [None] * 3)
     with pytest.raises(ConfigError):

@@ -10,10 +10,18 @@ import torch
 from torch import Tensor
 
 from ssd_kernels.philox import host, reference
-from ssd_kernels.philox.layout import check_rows
-from ssd_kernels.philox.reference import words_to_exponential
+from ssd_kernels.philox.layout import check_rows, split_seed
+from ssd_kernels.philox.reference import words_to_exponential, words_to_uniform
 
-__all__ = ["Backend", "exponential_noise", "noise_words", "philox4x32", "words_to_exponential"]
+__all__ = [
+    "Backend",
+    "exponential_noise",
+    "noise_words",
+    "philox4x32",
+    "uniform_noise",
+    "words_to_exponential",
+    "words_to_uniform",
+]
 
 
 class Backend(StrEnum):
@@ -94,6 +102,7 @@ def noise_words(
     vocabulary: int,
     *,
     domain: int = 0,
+    rounds: Sequence[int] | None = None,
     device: torch.device | str = "cpu",
     backend: Backend | str | None = None,
 ) -> Tensor:
@@ -109,6 +118,8 @@ def noise_words(
         V, number of token ids; need not be a multiple of 4.
     domain : int
         Stream of the noise: 0 equality noise, 1 draft draws, 2 accept uniforms, 3 residual and bonus draws.
+    rounds : Sequence[int], optional
+        N integers in [0, 2**32), one per row; default 0. Tells apart uses of one position whose outcome was looked at.
     device : torch.device
         Where the result lies.
     backend : Backend, optional
@@ -118,7 +129,7 @@ def noise_words(
     -------
     Tensor
         int64 ``[N, V]``, values in [0, 2**32). Token v of row n has word ``v & 3`` of the block with counter
-        ``(v >> 2, positions[n], domain, 0)`` and key ``seeds[n]``.
+        ``(v >> 2, positions[n], domain, rounds[n])`` and key ``seeds[n]``.
 
     Raises
     ------
@@ -131,15 +142,15 @@ def noise_words(
     >>> [f"{word:08x}" for word in noise_words([0], [0], 3)[0].tolist()]
     ['6627e8d5', 'e169c58d', 'bc57ac4c']
     """
-    check_rows(seeds, positions, vocabulary, domain)
+    rounds = check_rows(seeds, positions, vocabulary, domain, rounds)
     chosen, device = _resolve(backend, device)
     if chosen is Backend.NUMPY:
-        return host.noise_words(seeds, positions, vocabulary, domain)
+        return host.noise_words(seeds, positions, vocabulary, domain, rounds)
     if chosen is Backend.TRITON:
         from ssd_kernels.philox import triton_kernel
 
-        return triton_kernel.noise_words(seeds, positions, vocabulary, domain, device)
-    return reference.noise_words(seeds, positions, vocabulary, domain, device)
+        return triton_kernel.noise_words(seeds, positions, vocabulary, domain, rounds, device)
+    return reference.noise_words(seeds, positions, vocabulary, domain, rounds, device)
 
 
 def exponential_noise(
@@ -148,6 +159,7 @@ def exponential_noise(
     vocabulary: int,
     *,
     domain: int = 0,
+    rounds: Sequence[int] | None = None,
     device: torch.device | str = "cpu",
     backend: Backend | str | None = None,
 ) -> Tensor:
@@ -158,7 +170,7 @@ def exponential_noise(
 
     Parameters
     ----------
-    seeds, positions, vocabulary, domain, device, backend
+    seeds, positions, vocabulary, domain, rounds, device, backend
         As for :func:`noise_words`.
 
     Returns
@@ -178,12 +190,61 @@ def exponential_noise(
     >>> exponential_noise([7], [0], 5).shape
     torch.Size([1, 5])
     """
-    check_rows(seeds, positions, vocabulary, domain)
+    rounds = check_rows(seeds, positions, vocabulary, domain, rounds)
     chosen, device = _resolve(backend, device)
     if chosen is Backend.NUMPY:
-        return host.exponential_noise(seeds, positions, vocabulary, domain)
+        return host.exponential_noise(seeds, positions, vocabulary, domain, rounds)
     if chosen is Backend.TRITON:
         from ssd_kernels.philox import triton_kernel
 
-        return triton_kernel.exponential_noise(seeds, positions, vocabulary, domain, device)
-    return words_to_exponential(reference.noise_words(seeds, positions, vocabulary, domain, device)).contiguous()
+        return triton_kernel.exponential_noise(seeds, positions, vocabulary, domain, rounds, device)
+    return words_to_exponential(
+        reference.noise_words(seeds, positions, vocabulary, domain, rounds, device)
+    ).contiguous()
+
+
+def uniform_noise(
+    seed: int,
+    positions: Sequence[int],
+    *,
+    domain: int,
+    rounds: Sequence[int] | None = None,
+    index: int = 0,
+    device: torch.device | str = "cpu",
+    backend: Backend | str | None = None,
+) -> Tensor:
+    """Uniforms u in (0, 1), one per position of one key.
+
+    Parameters
+    ----------
+    seed, positions, domain, rounds, device, backend
+        As for :func:`noise_words`, with one key for all rows.
+    index : int
+        Which token id's word is used, in [0, 2**34): several uniforms of one position are told apart by it.
+
+    Returns
+    -------
+    Tensor
+        float32 ``[N]``: ``min(float32((r + 0.5) 2**-32), 1 - 2**-24)`` of the words r; the same bits from all backends.
+
+    Raises
+    ------
+    ValueError
+        Lengths differ or a value is out of range.
+
+    Examples
+    --------
+    >>> from ssd_kernels.philox import uniform_noise
+    >>> uniform_noise(7, [0, 1, 2], domain=2).shape
+    torch.Size([3])
+    """
+    seeds = (seed,) * len(positions)
+    rounds = check_rows(seeds, positions, index + 1, domain, rounds)
+    chosen, device = _resolve(backend, device)
+    counters = torch.zeros(len(positions), 4, dtype=torch.int64, device=device)
+    for column, values in ((0, index >> 2), (2, domain)):
+        counters[:, column] = values
+    for column, listed in ((1, positions), (3, rounds)):
+        counters[:, column] = torch.tensor(list(listed), dtype=torch.int64, device=device)
+    keys = torch.tensor([split_seed(seed)], dtype=torch.int64, device=device).expand(len(positions), 2)
+    return words_to_uniform(philox4x32(counters, keys, backend=chosen)[:, index & 3])

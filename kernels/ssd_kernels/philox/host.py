@@ -19,6 +19,9 @@ from ssd_kernels.philox.layout import (
     LARGEST_UNIFORM,
     MULTIPLIER_0,
     MULTIPLIER_1,
+    ROUNDS,
+    WEYL_0,
+    WEYL_1,
     WORD_MASK,
     round_keys,
     split_seed,
@@ -41,25 +44,23 @@ def philox4x32(counters: npt.NDArray[np.uint64], keys: npt.NDArray[np.uint64]) -
     Returns:
         uint64 ``[N, 4]``, values in [0, 2**32).
     """
-    out = np.empty_like(counters)
-    for i, (counter, (low, high)) in enumerate(zip(counters, keys, strict=True)):
-        even, odd = counter[[0, 2]].reshape(2, 1), counter[[1, 3]].reshape(2, 1)
-        out[i] = _rounds(even, odd, round_keys(int(low), int(high))).reshape(4)
-    return out
+    weyl = np.array([[WEYL_0], [WEYL_1]], dtype=np.uint64)
+    schedule = [(keys.T + np.uint64(r) * weyl) & _MASK for r in range(ROUNDS)]
+    return _rounds(counters.T[0::2].copy(), counters.T[1::2].copy(), schedule).T
 
 
-def _rounds(even: Words, odd: Words, keys: list[tuple[int, int]]) -> Words:
+def _rounds(even: Words, odd: Words, keys: Sequence[Words | tuple[int, int]]) -> Words:
     """Run ``keys`` rounds on blocks given as words (0, 2) ``[2, n]`` and (1, 3) ``[2, n]``; returns ``[4, n]``.
 
     One round: even' = high(product of the other even word) ^ odd ^ key, odd' = low(that product). Both buffers are
-    overwritten. ``odd`` may carry garbage above bit 31 within the loop.
+    overwritten. A key is one pair for all blocks, or ``[2, n]``. ``odd`` may carry garbage above bit 31 in the loop.
     """
     product, shifted = np.empty_like(even), np.empty_like(even)
     for key in keys:
         np.multiply(even[::-1], _MULTIPLIERS, out=product)
         np.right_shift(product, _HALF, out=shifted)
         np.bitwise_xor(shifted, odd, out=shifted)
-        np.bitwise_xor(shifted, np.array(key, dtype=np.uint64).reshape(2, 1), out=shifted)
+        np.bitwise_xor(shifted, np.asarray(key, dtype=np.uint64).reshape(2, -1), out=shifted)
         np.bitwise_and(shifted, _MASK, out=even)
         odd, product = product, odd
     words = np.empty((4, even.shape[1]), dtype=np.uint64)
@@ -68,7 +69,7 @@ def _rounds(even: Words, odd: Words, keys: list[tuple[int, int]]) -> Words:
     return words
 
 
-def _blocks(seed: int, position: int, n_blocks: int, domain: int) -> Words:
+def _blocks(seed: int, position: int, n_blocks: int, domain: int, round_word: int) -> Words:
     """Words of blocks 0..n_blocks-1 of one row, ``[4, n_blocks]``: word w of block j at ``[w, j]``."""
     keys = round_keys(*split_seed(seed))
     even, odd = np.empty((2, n_blocks), dtype=np.uint64), np.empty((2, n_blocks), dtype=np.uint64)
@@ -78,25 +79,29 @@ def _blocks(seed: int, position: int, n_blocks: int, domain: int) -> Words:
     even[0] = (product_1 >> 32) ^ position ^ keys[0][0]
     odd[0] = product_1 & WORD_MASK
     np.multiply(index, _MULTIPLIERS[1], out=odd[1])
-    np.bitwise_xor(odd[1] >> _HALF, np.uint64(keys[0][1]), out=even[1])
+    np.bitwise_xor(odd[1] >> _HALF, np.uint64(keys[0][1] ^ round_word), out=even[1])
     return _rounds(even, odd, keys[1:])
 
 
-def noise_words(seeds: Sequence[int], positions: Sequence[int], vocabulary: int, domain: int) -> Tensor:
+def noise_words(
+    seeds: Sequence[int], positions: Sequence[int], vocabulary: int, domain: int, rounds: Sequence[int]
+) -> Tensor:
     """Raw words of every token, int64 ``[N, V]``; see :func:`ssd_kernels.philox.noise_words`."""
     n_blocks = -(-vocabulary // 4)
     out = np.empty((len(positions), n_blocks, 4), dtype=np.int64)
-    for row, seed, position in zip(out, seeds, positions, strict=True):
-        row[:] = _blocks(seed, position, n_blocks, domain).T
+    for row, seed, position, round_word in zip(out, seeds, positions, rounds, strict=True):
+        row[:] = _blocks(seed, position, n_blocks, domain, round_word).T
     return torch.from_numpy(out.reshape(len(positions), 4 * n_blocks))[:, :vocabulary].contiguous()
 
 
-def exponential_noise(seeds: Sequence[int], positions: Sequence[int], vocabulary: int, domain: int) -> Tensor:
+def exponential_noise(
+    seeds: Sequence[int], positions: Sequence[int], vocabulary: int, domain: int, rounds: Sequence[int]
+) -> Tensor:
     """E of every token, float32 ``[N, V]``; see :func:`ssd_kernels.philox.exponential_noise`."""
     n_blocks = -(-vocabulary // 4)
     out = np.empty((len(positions), n_blocks, 4), dtype=np.float32)
-    for row, seed, position in zip(out, seeds, positions, strict=True):
-        fill_exponential(_blocks(seed, position, n_blocks, domain), row)
+    for row, seed, position, round_word in zip(out, seeds, positions, rounds, strict=True):
+        fill_exponential(_blocks(seed, position, n_blocks, domain, round_word), row)
     return torch.from_numpy(out.reshape(len(positions), 4 * n_blocks))[:, :vocabulary].contiguous()
 
 

@@ -1,6 +1,6 @@
 """Constants of Philox4x32-10 and the counter layout of the noise; shared by all backends.
 
-Key = the 64-bit seed (low word, high word). Counter = (token id >> 2, position, domain, 0). The word of a token is
+Key = the 64-bit seed (low word, high word). Counter = (token id >> 2, position, domain, round). The word of a token is
 number ``token id & 3`` of its block. Source of the generator: Salmon et al., "Parallel random numbers: as easy as
 1, 2, 3", SC 2011.
 """
@@ -30,17 +30,23 @@ def round_keys(low: int, high: int) -> list[tuple[int, int]]:
     return [((low + r * WEYL_0) & WORD_MASK, (high + r * WEYL_1) & WORD_MASK) for r in range(ROUNDS)]
 
 
-def check_rows(seeds: Sequence[int], positions: Sequence[int], vocabulary: int, domain: int) -> None:
-    """Refuse rows that the counter layout cannot hold.
+def check_rows(
+    seeds: Sequence[int], positions: Sequence[int], vocabulary: int, domain: int, rounds: Sequence[int] | None
+) -> Sequence[int]:
+    """The round of every row, zeros for None; refuses rows that the counter layout cannot hold.
 
     Raises:
-        ValueError: lengths differ, a position or the domain is outside [0, 2**32), or ``vocabulary`` is not in
-            [1, 2**34].
+        ValueError: lengths differ, a position, a round or the domain is outside [0, 2**32), or ``vocabulary`` is not
+            in [1, 2**34].
     """
     if len(seeds) != len(positions):
         raise ValueError(f"{len(seeds)} seeds for {len(positions)} positions")
-    for name, value in [("domain", domain), *(("position", p) for p in positions)]:
+    rounds = (0,) * len(positions) if rounds is None else rounds
+    if len(rounds) != len(positions):
+        raise ValueError(f"{len(rounds)} rounds for {len(positions)} positions")
+    for name, value in [("domain", domain), *(("position", p) for p in positions), *(("round", r) for r in rounds)]:
         if not 0 <= value <= WORD_MASK:
             raise ValueError(f"{name} must be in [0, 2**32), got {value}")
     if not 1 <= vocabulary <= 1 << 34:
         raise ValueError(f"vocabulary must be in [1, 2**34], got {vocabulary}")
+    return rounds

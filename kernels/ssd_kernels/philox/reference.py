@@ -48,7 +48,12 @@ def philox4x32(counters: Tensor, keys: Tensor) -> Tensor:
 
 
 def noise_words(
-    seeds: Sequence[int], positions: Sequence[int], vocabulary: int, domain: int, device: torch.device
+    seeds: Sequence[int],
+    positions: Sequence[int],
+    vocabulary: int,
+    domain: int,
+    rounds: Sequence[int],
+    device: torch.device,
 ) -> Tensor:
     """Raw words of every token, int64 ``[N, V]``; see :func:`ssd_kernels.philox.noise_words`."""
     n_blocks = -(-vocabulary // 4)
@@ -57,13 +62,18 @@ def noise_words(
     counters[..., 0] = torch.arange(n_blocks, device=device)
     counters[..., 1] = torch.tensor(list(positions), dtype=torch.int64, device=device).view(-1, 1)
     counters[..., 2] = domain
+    counters[..., 3] = torch.tensor(list(rounds), dtype=torch.int64, device=device).view(-1, 1)
     return philox4x32(counters, keys).flatten(1)[:, :vocabulary]
 
 
-def words_to_exponential(words: Tensor) -> Tensor:
-    """E = -log1p(-u) with u = min(float32((r + 0.5) 2**-32), 1 - 2**-24); float32, shape of ``words``.
+def words_to_uniform(words: Tensor) -> Tensor:
+    """u = min(float32((r + 0.5) 2**-32), 1 - 2**-24) of words r; float32, shape of ``words``, in (0, 1).
 
     ``2 r + 1`` is exact in int64 and is rounded once, by the conversion to float32; the scaling is exact.
     """
-    uniform = (words * 2 + 1).to(torch.float32).mul_(2.0**-33).clamp_(max=LARGEST_UNIFORM)
-    return uniform.neg_().log1p_().neg_()
+    return (words * 2 + 1).to(torch.float32).mul_(2.0**-33).clamp_(max=LARGEST_UNIFORM)
+
+
+def words_to_exponential(words: Tensor) -> Tensor:
+    """E = -log1p(-u) of :func:`words_to_uniform`; float32, shape of ``words``."""
+    return words_to_uniform(words).neg_().log1p_().neg_()

@@ -75,19 +75,20 @@ def blocks_kernel(counters_ptr, keys_ptr, out_ptr, n, SIZE: tl.constexpr):
 
 @triton.jit
 def noise_kernel(rows_ptr, out_ptr, vocabulary, RAW: tl.constexpr, SIZE: tl.constexpr):
-    """One row of noise per program along axis 1; rows ``[N, 4]`` int64 (seed low, seed high, position, domain).
+    """One row of noise per program along axis 1; rows ``[N, 5]`` int64 (seed low, seed high, position, domain, round).
 
     out is ``[N, V]``: int64 words if ``RAW``, else float32 E.
     """
     row = tl.program_id(1).to(tl.int64)
     first = tl.program_id(0) * SIZE
     zero = tl.zeros((SIZE,), tl.uint32)
-    k0 = tl.load(rows_ptr + row * 4).to(tl.uint32) + zero
-    k1 = tl.load(rows_ptr + row * 4 + 1).to(tl.uint32) + zero
-    position = tl.load(rows_ptr + row * 4 + 2).to(tl.uint32) + zero
-    domain = tl.load(rows_ptr + row * 4 + 3).to(tl.uint32) + zero
+    k0 = tl.load(rows_ptr + row * 5).to(tl.uint32) + zero
+    k1 = tl.load(rows_ptr + row * 5 + 1).to(tl.uint32) + zero
+    position = tl.load(rows_ptr + row * 5 + 2).to(tl.uint32) + zero
+    domain = tl.load(rows_ptr + row * 5 + 3).to(tl.uint32) + zero
+    round_word = tl.load(rows_ptr + row * 5 + 4).to(tl.uint32) + zero
     index = (first + tl.arange(0, SIZE)).to(tl.uint32)
-    w0, w1, w2, w3 = philox_rounds(index, position, domain, zero, k0, k1)
+    w0, w1, w2, w3 = philox_rounds(index, position, domain, round_word, k0, k1)
     # interleave(a, b) = a0 b0 a1 b1 ...: words come out in the order of token ids, so the store is one run.
     words = tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))
     token = first.to(tl.int64) * 4 + tl.arange(0, SIZE * 4)
@@ -107,9 +108,15 @@ def philox4x32(counters: Tensor, keys: Tensor) -> Tensor:
 
 
 def _launch(
-    seeds: Sequence[int], positions: Sequence[int], vocabulary: int, domain: int, device: torch.device, raw: bool
+    seeds: Sequence[int],
+    positions: Sequence[int],
+    vocabulary: int,
+    domain: int,
+    rounds: Sequence[int],
+    device: torch.device,
+    raw: bool,
 ) -> Tensor:
-    rows = [(*split_seed(seed), position, domain) for seed, position in zip(seeds, positions, strict=True)]
+    rows = [(*split_seed(s), position, domain, r) for s, position, r in zip(seeds, positions, rounds, strict=True)]
     dtype = torch.int64 if raw else torch.float32
     out = torch.empty(len(rows), vocabulary, dtype=dtype, device=device)
     if rows:
@@ -120,14 +127,24 @@ def _launch(
 
 
 def noise_words(
-    seeds: Sequence[int], positions: Sequence[int], vocabulary: int, domain: int, device: torch.device
+    seeds: Sequence[int],
+    positions: Sequence[int],
+    vocabulary: int,
+    domain: int,
+    rounds: Sequence[int],
+    device: torch.device,
 ) -> Tensor:
     """See :func:`ssd_kernels.philox.noise_words`."""
-    return _launch(seeds, positions, vocabulary, domain, device, raw=True)
+    return _launch(seeds, positions, vocabulary, domain, rounds, device, raw=True)
 
 
 def exponential_noise(
-    seeds: Sequence[int], positions: Sequence[int], vocabulary: int, domain: int, device: torch.device
+    seeds: Sequence[int],
+    positions: Sequence[int],
+    vocabulary: int,
+    domain: int,
+    rounds: Sequence[int],
+    device: torch.device,
 ) -> Tensor:
     """See :func:`ssd_kernels.philox.exponential_noise`."""
-    return _launch(seeds, positions, vocabulary, domain, device, raw=False)
+    return _launch(seeds, positions, vocabulary, domain, rounds, device, raw=False)
