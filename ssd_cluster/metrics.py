@@ -44,6 +44,13 @@ class TargetMetrics:
         self.fallbacks = Counter(
             "ssd:fallbacks", "Rounds without a cached proposal, by what stood in.", ["source"], registry=r
         )
+        self.laws = Counter(
+            "ssd:laws",
+            "Proposals of ratio kinds by what became of their draft law: used, late, refused; without it they are "
+            "verified as delta.",
+            ["result"],
+            registry=r,
+        )
         self.phase_seconds = Counter(
             "ssd:round_phase_seconds",
             "Engine time by phase: forward, verify, draft_wait, link, other.",
@@ -81,6 +88,12 @@ class DraftMetrics:
             "ssd:draft_blocks", "Blocks pushed, by completeness: full, partial.", ["completeness"], registry=r
         )
         self.nacks = Counter("ssd:draft_nacks", "Refusals sent, by code.", ["code"], registry=r)
+        self.laws = Counter(
+            "ssd:draft_laws",
+            "Laws asked for by a commit, by whether they could be given: sent, missing.",
+            ["result"],
+            registry=r,
+        )
         self.dropped = Counter("ssd:draft_dropped", "Received messages that did not fit.", ["reason"], registry=r)
         self.evictions = Counter("ssd:draft_evictions", "Sessions that lost their KV pages.", registry=r)
         self.link_bytes = Counter("ssd:draft_link_bytes", "Bytes on target links.", ["direction"], registry=r)

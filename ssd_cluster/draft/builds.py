@@ -10,6 +10,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from ssd_cluster.draft.laws import LawRow, drafted_prefix
 from ssd_cluster.link.messages import Branch
 from ssd_cluster.types import fingerprint
 
@@ -25,6 +26,7 @@ class BranchBuild:
         limit: most tokens to draft.
         tail: slot of its keys and values; None once nothing is left to run.
         tokens: drafted tokens.
+        laws: in ratio mode the law of each of them.
         fed: tokens run so far, t* included.
     """
 
@@ -34,6 +36,7 @@ class BranchBuild:
     limit: int
     tail: int | None = None
     tokens: list[int] = field(default_factory=list)
+    laws: list[LawRow] = field(default_factory=list)
     fed: int = 0
 
     @property
@@ -53,6 +56,9 @@ class TreeBuild:
         rows: most branches.
         due_s: clock time at which the block is wanted.
         seed: (k, t*, tokens) known before anything was run, from work of the round before.
+        ratio_round: in ratio mode the round word of this tree's draws; None otherwise. Such a tree is drafted on behind
+            a stop id, unseen by the target: were it complete earlier because of the tokens it drew, blocks that come in
+            time would hold other tokens than the law says.
         survival: entry j: expected share of branches whose j-th drafted token will be kept, given that the outcome was
             right (decides breadth against depth only).
         guesses: per kept length the candidates for t*, best first; set when the glue rows have run.
@@ -69,6 +75,7 @@ class TreeBuild:
     due_s: float
     stop_ids: Collection[int]
     seed: tuple[int, int, tuple[int, ...]] | None = None
+    ratio_round: int | None = None
     survival: Sequence[float] = ()
     guesses: list[list[int]] = field(default_factory=list)
     branches: list[BranchBuild] | None = None
@@ -103,12 +110,14 @@ class TreeBuild:
         self.passed_over = True
         return sorted(self.live, key=self._gain, reverse=True)[:rows]
 
-    def grow(self, branch: BranchBuild, drawn: int) -> bool:
+    def grow(self, branch: BranchBuild, drawn: int, law: LawRow | None = None) -> bool:
         """The row that ``best`` gave out has run and drew a token; True if the branch is complete now."""
         branch.fed += 1
         if branch.fed > len(branch.tokens):
             branch.tokens.append(drawn)
             self.size += 1
+            if law is not None:
+                branch.laws.append(law)
         if self._complete(branch):
             self.live.remove(branch)
             return True
@@ -116,11 +125,19 @@ class TreeBuild:
 
     def block(self) -> tuple[Branch, ...]:
         """What exists now. A branch without tokens tells the target that its outcome was guessed."""
-        return tuple(Branch(b.k, b.t_star, tuple(b.tokens), b.log_p) for b in self.branches or ())
+        branches = self.branches or ()
+        return tuple(Branch(b.k, b.t_star, drafted_prefix(b.tokens, self.stop_ids), b.log_p) for b in branches)
+
+    def drafted(self, index: int) -> tuple[list[int], list[LawRow]]:
+        """Tokens and laws behind branch ``index`` of the block; none if there is no such branch."""
+        branches = self.branches or ()
+        return (branches[index].tokens, branches[index].laws) if 0 <= index < len(branches) else ([], [])
 
     def _complete(self, branch: BranchBuild) -> bool:
         tokens = branch.tokens
-        return len(tokens) >= branch.limit or bool(tokens and tokens[-1] in self.stop_ids)
+        if len(tokens) >= branch.limit:
+            return True
+        return self.ratio_round is None and bool(tokens and tokens[-1] in self.stop_ids)
 
     def _gain(self, branch: BranchBuild) -> float:
         depth = max(branch.fed, len(branch.tokens))
@@ -137,6 +154,8 @@ class ChainBuild:
         limit: tokens wanted.
         deadline_s: clock time after which the target goes on without it.
         tokens: what exists; it may start with tokens of the round before.
+        laws: in ratio mode the law of each of them.
+        ratio_round: as for a tree.
         glued: the committed text and the tokens before the last one are in the pages.
         pushed: whether the chain was sent; nothing follows after that.
     """
@@ -146,22 +165,29 @@ class ChainBuild:
     deadline_s: float
     stop_ids: Collection[int]
     tokens: list[int] = field(default_factory=list)
+    laws: list[LawRow] = field(default_factory=list)
+    ratio_round: int | None = None
     glued: bool = False
     pushed: bool = False
     passed_over: bool = False
 
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Append drawn tokens up to the limit or a stop id."""
-        for token in tokens:
+    def extend(self, tokens: Sequence[int], laws: Sequence[LawRow | None] = ()) -> None:
+        """Append drawn tokens, and their laws in ratio mode, up to the limit or a stop id."""
+        for index, token in enumerate(tokens):
             if self.done:
                 return
             self.tokens.append(token)
+            law = laws[index] if laws else None
+            if law is not None:
+                self.laws.append(law)
 
     @property
     def done(self) -> bool:
         """Nothing is left to draw."""
         tokens = self.tokens
-        return self.pushed or len(tokens) >= self.limit or bool(tokens and tokens[-1] in self.stop_ids)
+        if self.pushed or len(tokens) >= self.limit:
+            return True
+        return self.ratio_round is None and bool(tokens and tokens[-1] in self.stop_ids)
 
     @property
     def fingerprint(self) -> int:
@@ -169,8 +195,12 @@ class ChainBuild:
 
     def block(self) -> tuple[Branch, ...]:
         """The chain as one flagged branch; its first drawn token stands as t*."""
-        first, *rest = self.tokens
+        first, *rest = drafted_prefix(self.tokens, self.stop_ids)
         return (Branch(0, first, tuple(rest), 0.0, jit=True),)
+
+    def drafted(self, index: int) -> tuple[list[int], list[LawRow]]:
+        """Tokens and laws of the chain, t* first; ``index`` is 0, the only branch."""
+        return (self.tokens, self.laws) if index == 0 else ([], [])
 
 
 Build = TreeBuild | ChainBuild

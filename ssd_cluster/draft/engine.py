@@ -95,7 +95,9 @@ class DraftEngine:
         self._stepper = Stepper(
             runner, self._table, scheduler, observer, sampler, self.timer, settings, self.metrics, clock
         )
-        self._service = DraftService(self._table, lambda: self.welcome, sampler.session, observer, self.metrics)
+        self._service = DraftService(
+            self._table, lambda: self.welcome, sampler, observer, self.metrics, settings.link.frame_bytes
+        )
         self._publisher = Publisher(self.metrics, self._table.rest)
         self._load = LoadReporter(self._table, settings, self.timer, self.metrics)
 
@@ -145,6 +147,7 @@ class DraftEngine:
             session_credit=self._settings.session_credit,
             step_time=self.timer.model,
             session_ttl_s=self._settings.link.session_ttl_s,
+            trust_domain=self._settings.trust_domain or "",
         )
 
     # --- one step

@@ -57,6 +57,8 @@ class Publisher:
             self._done_with(session)
         self._metrics.blocks.labels("full" if full else "partial").inc()
         session.block_seq += 1
+        if build.ratio_round is not None:
+            session.shelf.put(session.block_seq, build)
         return Block(session.id, session.epoch, session.block_seq, build.base_len, build.fingerprint, branches)
 
 

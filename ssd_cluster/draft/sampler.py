@@ -1,7 +1,8 @@
 """Drawing the tokens of one forward: one processing call and one race over the rows of all sessions.
 
 Greedy rows and rows of ``delta`` sessions take the argmax. ``coupled`` rows draw with the noise that the target will
-use at the same position, so that draft and target agree as often as their laws allow (verification.md section 2).
+use at the same position, so that draft and target agree as often as their laws allow (verification.md section 2). Rows
+of ratio kinds draw with noise of their own and keep the law they drew from.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from ssd_cluster.draft.laws import LawRow, LawTerms, draw
 from ssd_cluster.link.messages import Open
 from ssd_cluster.sampling.coupled import coupled_sample, coupled_scores, top_guesses
 from ssd_cluster.sampling.noise import NoiseSource
 from ssd_cluster.sampling.processors import COLDEST, RowParams, process
-from ssd_cluster.types import ProposalKind
+from ssd_cluster.types import RATIO_KINDS, ProposalKind
 
 
 class SessionSampling:
@@ -28,15 +30,22 @@ class SessionSampling:
         params: law of its rows.
         noise: shared noise; None where the draw is the argmax.
         temperature: of the request, also where the draw is the argmax.
+        laws: how it draws in ratio mode; None otherwise.
         output_ids: target id of each column of a reduced head; None: a column is its id.
     """
 
     def __init__(
-        self, params: RowParams, noise: NoiseSource | None, temperature: float, output_ids: Tensor | None = None
+        self,
+        params: RowParams,
+        noise: NoiseSource | None,
+        temperature: float,
+        output_ids: Tensor | None = None,
+        laws: LawTerms | None = None,
     ) -> None:
         self.params = params
         self.noise = noise
         self.temperature = temperature
+        self.laws = laws
         self._output_ids = output_ids
         self._gumbel: dict[int, Tensor] = {}
 
@@ -87,20 +96,25 @@ class DrawRow:
         position: index of the token in prompt + output.
         guesses: number of guesses wanted.
         exclude: ids that are not to be guessed.
+        round_word: of the tree or chain, where the session is of a ratio kind.
     """
 
     sampling: SessionSampling
     position: int
     guesses: int = 0
     exclude: frozenset[int] = frozenset()
+    round_word: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Per row: the drawn id (-1 for guess rows), and the guessed ids, best first (empty for drawn rows)."""
+    """Per row: the drawn id (-1 for guess rows), the guessed ids, best first (empty for drawn rows), and the law of a
+    drawn id in ratio mode.
+    """
 
     ids: list[int]
     guesses: list[list[int]]
+    laws: list[LawRow | None]
 
 
 class RowSampler:
@@ -112,32 +126,40 @@ class RowSampler:
         output_ids: target id of each column of a reduced head, ascending int64; None: a column is its id.
         device: where logits lie.
         noise_rows: cached noise rows per session.
+
+    Attributes:
+        output_ids: as given, less the ids that the tokenizer does not know.
+        vocabulary: number of target ids that can be drawn from, or of all of them with a reduced head.
     """
 
     def __init__(
         self, vocabulary: int, columns: int, output_ids: Tensor | None, device: torch.device, noise_rows: int
     ) -> None:
         self._columns = min(columns, vocabulary)
-        self._output_ids = None
+        self.output_ids = None
         self._names: list[int] | None = None
-        self._vocabulary = self._columns
+        self.vocabulary = self._columns
         if output_ids is not None:
             self._columns = int((output_ids < vocabulary).sum())
-            self._output_ids = output_ids[: self._columns]
-            self._names = self._output_ids.tolist()
-            self._vocabulary = vocabulary
+            self.output_ids = output_ids[: self._columns]
+            self._names = self.output_ids.tolist()
+            self.vocabulary = vocabulary
         self._device = device
         self._noise_rows = noise_rows
 
     def session(self, message: Open) -> SessionSampling:
         """Sampling state of a new session."""
-        if message.kind is not ProposalKind.COUPLED or message.temperature == 0:
+        ratio = message.kind in RATIO_KINDS
+        if message.temperature == 0 or not (ratio or message.kind is ProposalKind.COUPLED):
             return SessionSampling(RowParams(temperature=0.0), None, message.temperature)
         params = RowParams(temperature=message.temperature, top_k=message.top_k, top_p=message.top_p)
+        if ratio:
+            laws = LawTerms.of(message, self.vocabulary, self._device, self._noise_rows)
+            return SessionSampling(params, None, message.temperature, self.output_ids, laws)
         # Where g is kept, E is not needed again.
         capacity = self._noise_rows if params.truncation is not None else 1
-        noise = NoiseSource(message.seed, self._vocabulary, self._device, capacity=capacity)
-        return SessionSampling(params, noise, message.temperature, self._output_ids)
+        noise = NoiseSource(message.seed, self.vocabulary, self._device, capacity=capacity)
+        return SessionSampling(params, noise, message.temperature, self.output_ids)
 
     def draw(self, logits: Tensor, rows: Sequence[DrawRow]) -> Drawn:
         """Draw or guess for every row.
@@ -149,7 +171,7 @@ class RowSampler:
         Raises:
             NumericalError: a row's logits leave nothing to draw.
         """
-        drawn = Drawn([-1] * len(rows), [[] for _ in rows])
+        drawn = Drawn([-1] * len(rows), [[] for _ in rows], [None] * len(rows))
         logits = logits[:, : self._columns]
         groups: dict[_Path, list[int]] = {}
         for index, row in enumerate(rows):
@@ -157,27 +179,42 @@ class RowSampler:
         for path, which in groups.items():
             draws = [i for i in which if not rows[i].guesses]
             guesses = [i for i in which if rows[i].guesses]
-            scores, race = (_greedy, _plain, _truncated)[path], (_greedy_draw, _plain_draw, _truncated_draw)[path]
-            if draws:
+            # Without shared noise the likeliest tokens are the best guesses: by logits, as for greedy rows.
+            scores = (_greedy, _plain, _truncated, _greedy)[path]
+            race = (_greedy_draw, _plain_draw, _truncated_draw, _greedy_draw)[path]
+            if draws and path is _Path.RATIO:
+                self._draw_with_laws(logits, rows, draws, drawn)
+            elif draws:
                 for i, column in zip(draws, race(logits, rows, draws), strict=True):
                     drawn.ids[i] = column if self._names is None else self._names[column]
             if guesses:
                 counts, exclude = [rows[i].guesses for i in guesses], [rows[i].exclude for i in guesses]
-                best = top_guesses(scores(logits, rows, guesses), counts, exclude, self._output_ids)
+                best = top_guesses(scores(logits, rows, guesses), counts, exclude, self.output_ids)
                 for i, found in zip(guesses, best, strict=True):
                     drawn.guesses[i] = list(found.ids)
         return drawn
 
+    def _draw_with_laws(self, logits: Tensor, rows: Sequence[DrawRow], which: list[int], drawn: Drawn) -> None:
+        probs = process(_pick(logits, which), [rows[i].sampling.params for i in which])
+        for i, law in zip(which, probs.unbind(0), strict=True):
+            row = rows[i]
+            if row.sampling.laws is None or row.round_word is None:
+                raise ValueError("a row of a ratio kind needs terms and a round")
+            drawn.ids[i], drawn.laws[i] = draw(law, row.sampling.laws, row.position, row.round_word, self.output_ids)
+
 
 class _Path(IntEnum):
-    """How a row is drawn: by the argmax, by a race over the whole support, or over a truncated law."""
+    """How a row is drawn: by the argmax, by a race over the whole support or over a truncated law, or with its law."""
 
     GREEDY = 0
     PLAIN = 1
     TRUNCATED = 2
+    RATIO = 3
 
 
 def _path(sampling: SessionSampling) -> _Path:
+    if sampling.laws is not None:
+        return _Path.RATIO
     if sampling.noise is None:
         return _Path.GREEDY
     return _Path.PLAIN if sampling.plain else _Path.TRUNCATED

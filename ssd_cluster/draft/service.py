@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from ssd_cluster.draft.builds import ChainBuild, TreeBuild
 from ssd_cluster.draft.outcomes import OutcomeObserver
-from ssd_cluster.draft.sampler import SessionSampling
-from ssd_cluster.draft.session import Session, check_open, open_session
+from ssd_cluster.draft.sampler import RowSampler
+from ssd_cluster.draft.session import OpenLimits, Session, check_open, open_session
 from ssd_cluster.draft.table import Peer, SessionTable
 from ssd_cluster.errors import PairMismatch
 from ssd_cluster.link.handshake import check_pair
@@ -27,6 +27,7 @@ from ssd_cluster.link.messages import (
 )
 from ssd_cluster.link.stream import Stream
 from ssd_cluster.metrics import DraftMetrics
+from ssd_cluster.types import RATIO_KINDS
 
 log = logging.getLogger(__name__)
 
@@ -37,9 +38,10 @@ class DraftService:
     Args:
         table: peers and sessions.
         welcome: what this draft says of itself now; read at every Hello.
-        sampling: makes the sampling state of a new session.
+        sampler: makes the sampling state of a new session.
         observer: learns from outcomes.
         metrics: counters.
+        frame_bytes: most bytes of a frame.
 
     Attributes:
         draining: new sessions are sent elsewhere.
@@ -51,20 +53,21 @@ class DraftService:
         self,
         table: SessionTable,
         welcome: Callable[[], Welcome],
-        sampling: Callable[[Open], SessionSampling],
+        sampler: RowSampler,
         observer: OutcomeObserver,
         metrics: DraftMetrics,
+        frame_bytes: int,
     ) -> None:
         self.draining = False
         self.renewed: dict[Session, None] = {}
         self.pulled: dict[Session, None] = {}
         self._table = table
         self._welcome = welcome
-        self._sampling = sampling
+        self._sampler = sampler
         self._observer = observer
         self._metrics = metrics
         own = welcome()
-        self._vocabulary, self._k_max, self._context = own.vocabulary, own.k_max, own.max_context
+        self._limits = OpenLimits(own.max_context, own.vocabulary, own.k_max, frame_bytes)
 
     def handle(self, stream: Stream, message: Message | StreamClosed, now: float) -> None:
         """Apply one message; whatever does not fit is dropped and counted."""
@@ -107,6 +110,7 @@ class DraftService:
             if other.target_id == hello.target_id and other.incarnation not in (None, hello.incarnation):
                 self._table.clear(other)
         peer.target_id, peer.incarnation, peer.refusal = hello.target_id, hello.incarnation, None
+        peer.kinds = frozenset(hello.kinds)
         welcome = self._welcome()
         peer.send(welcome)
         try:
@@ -132,9 +136,8 @@ class DraftService:
             peer.bury(message.session, message.epoch, void=True)
             self._table.nack(peer, message.session, message.epoch, code, detail=detail)
             return
-        session = open_session(
-            peer, message, now, context=self._context, k_max=self._k_max, sampling=self._sampling(message)
-        )
+        sampling, limits = self._sampler.session(message), self._limits
+        session = open_session(peer, message, now, context=limits.context, k_max=limits.k_max, sampling=sampling)
         peer.graves.pop(message.session, None)
         peer.sessions[message.session] = session
         self.renewed[session] = None
@@ -145,7 +148,7 @@ class DraftService:
             return NackCode.DRAINING, "this draft is draining"
         if peer.refusal is not None:
             return NackCode.MISMATCH, peer.refusal
-        refusal = check_open(message, self._context, self._vocabulary)
+        refusal = check_open(message, self._limits, peer.kinds)
         if refusal is None and not self._table.admit(peer, now):
             return NackCode.BUSY, "the session credit of this target is used up"
         return refusal
@@ -159,7 +162,7 @@ class DraftService:
             self._drop("old_epoch")
             return
         had, due_s = session.base_len, session.transcript.round.due_s
-        applied = session.transcript.commit(row, now, self._k_max, self._vocabulary)
+        applied = session.transcript.commit(row, now, self._limits.k_max, self._limits.vocabulary)
         if applied.outcome is not None:
             self._observer.observe(session, applied.outcome)
             peer.outcome_came(due_s, now)
@@ -171,11 +174,20 @@ class DraftService:
             self._table.refuse(session, applied.nack)
         elif applied.finished:
             self._table.end(session)
-        elif session.base_len >= self._context:
-            self._table.refuse(session, NackCode.TOO_LONG, f"the draft's context of {self._context} is full")
+        elif session.base_len >= self._limits.context:
+            self._table.refuse(session, NackCode.TOO_LONG, f"the draft's context of {self._limits.context} is full")
         elif applied.renewed:
             session.renewed_s = now
             self.renewed[session] = None
+            if row.proposal_kind in RATIO_KINDS:
+                self._send_law(session, row)
+
+    def _send_law(self, session: Session, row: CommitRow) -> None:
+        """The target verifies what we drafted: the law follows at once, while its forward runs."""
+        law = session.shelf.law(row, self._sampler.vocabulary, self._sampler.output_ids)
+        self._metrics.laws.labels("missing" if law is None else "sent").inc()
+        if law is not None:
+            session.peer.send(law)
 
     def _unknown(self, peer: Peer, row: CommitRow) -> None:
         """A row without a session: silent if that session is known to have ended, UNKNOWN once otherwise."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ssd_cluster.config import DraftSettings
 from ssd_cluster.draft.builds import BranchBuild, ChainBuild, TreeBuild
+from ssd_cluster.draft.laws import LawRow
 from ssd_cluster.draft.outcomes import OutcomeObserver
 from ssd_cluster.draft.pages import SessionPages
 from ssd_cluster.draft.sampler import DrawRow, RowSampler
@@ -128,7 +129,8 @@ class Stepper:
         at = 0
         for run in runs:
             self._metrics.row_steps.labels(run.kind).inc(len(run.span.tokens))
-            self._apply(run, drawn.ids[at : at + len(run.rows)], drawn.guesses[at : at + len(run.rows)])
+            rows = slice(at, at + len(run.rows))
+            self._apply(run, drawn.ids[rows], drawn.laws[rows], drawn.guesses[rows])
             at += len(run.rows)
 
     def _prepare(self, session: Session, rows: int, now: float) -> _Run | None:
@@ -152,22 +154,23 @@ class Stepper:
             return _Run(session, span, [], "prefill", [])
         if isinstance(build, ChainBuild):
             span.logits_from = len(tokens) - 1
-            return _Run(session, span, [DrawRow(session.sampling, end)], "jit", [])
+            row = DrawRow(session.sampling, end, round_word=build.ratio_round)
+            return _Run(session, span, [row], "jit", [])
         span.logits_from = session.base_len - 1 - start
         return _Run(session, span, _guess_rows(session, build, span.n_logits), "glue", [])
 
-    def _apply(self, run: _Run, ids: list[int], guesses: list[list[int]]) -> None:
+    def _apply(self, run: _Run, ids: list[int], laws: list[LawRow | None], guesses: list[list[int]]) -> None:
         session, build = run.session, run.session.build
         if isinstance(run.span, TreeSpan):
             if isinstance(build, TreeBuild):
-                grown = zip(run.branches, ids, strict=True)
-                self._table.free_tails([branch for branch, token in grown if build.grow(branch, token)])
+                grown = zip(run.branches, ids, laws, strict=True)
+                self._table.free_tails([branch for branch, token, law in grown if build.grow(branch, token, law)])
         elif session.pages is not None:
             session.pages.wrote(run.span.start, run.span.tokens)
             session.pages.settle(session.tokens)
             if run.rows and isinstance(build, ChainBuild):
                 build.glued = True
-                build.extend(ids)
+                build.extend(ids, laws)
             elif run.rows and isinstance(build, TreeBuild):
                 self._plant(session, build, guesses)
         if build.done if build is not None else session.backlog == 0:
@@ -204,5 +207,7 @@ def _tree_run(session: Session, build: TreeBuild, pages: SessionPages, rows: int
         tails=[branch.tail if branch.tail is not None else 0 for branch in branches],
         depths=[branch.fed for branch in branches],
     )
-    draws = [DrawRow(session.sampling, base + branch.k + 1 + branch.fed, 0) for branch in branches]
+    draws = [
+        DrawRow(session.sampling, base + branch.k + 1 + branch.fed, round_word=build.ratio_round) for branch in branches
+    ]
     return _Run(session, span, draws, "tree", branches)

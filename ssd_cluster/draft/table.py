@@ -14,6 +14,7 @@ from ssd_cluster.link.messages import Load, Message, Nack, NackCode
 from ssd_cluster.link.stream import Stream
 from ssd_cluster.metrics import DraftMetrics
 from ssd_cluster.model.kv import BlockPool, TailPool
+from ssd_cluster.types import ProposalKind
 
 _GRAVES = 4096
 _RETRY_AFTER_MS = 1000
@@ -27,6 +28,7 @@ class Peer:
     Attributes:
         target_id: its name from Hello; the stream's address before that.
         incarnation: None before Hello.
+        kinds: what it verifies, from Hello.
         refusal: why the pair does not fit; every Open is then refused with it.
         sessions: by session id.
         graves: ended sessions: (newest epoch that is known to have ended, whether an Open of that epoch is void too).
@@ -37,6 +39,7 @@ class Peer:
     stream: Stream
     target_id: str
     incarnation: int | None = None
+    kinds: frozenset[ProposalKind] = frozenset()
     refusal: str | None = None
     sessions: dict[int, Session] = field(default_factory=dict)
     graves: dict[int, tuple[int, bool]] = field(default_factory=dict)
