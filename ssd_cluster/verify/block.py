@@ -79,24 +79,44 @@ def block_core(P: Tensor, Q: Tensor, x: Tensor, n: Tensor, u: Tensor, E: Tensor)
     return kept, emit(P, Q, kept, n, rho.gather(1, kept.unsqueeze(1)).squeeze(1), E)
 
 
-def block_chain(chain: Chain) -> Outcome:
-    """Block verification of one chain, from its end: S_t is formed only where no longer prefix was kept."""
-    qx = chain.law.probability_of(chain.tokens)
-    log_rho = capped_log_prefix(log_ratios(row_probability(chain.rows[:-1], chain.tokens), qx)).tolist()
-    uniforms = [0.0] * chain.n if chain.uniforms is None else chain.uniforms.tolist()
-    kept = chain.n
-    while kept > 0 and not uniforms[kept - 1] < _chain_threshold(chain, kept, log_rho[kept]):
-        kept -= 1
-    return stopped(chain, kept, math.exp(log_rho[kept]))
+def log_walk(chain: Chain) -> Tensor:
+    """log r_1..log r_n of a chain, float64 ``[n]``."""
+    return log_ratios(row_probability(chain.rows[:-1], chain.tokens), chain.law.probability_of(chain.tokens))
 
 
-def _chain_threshold(chain: Chain, t: int, log_rho: float) -> float:
-    """h_t; rows are summed only where rho_t lies between 0 and 1, since it decides alone at both ends."""
-    rho = math.exp(log_rho)
-    if t == chain.n or rho == 0 or log_rho == 0:
-        return rho
-    scale = torch.tensor([rho], dtype=torch.float64, device=chain.rows.device)
+def inner_threshold(chain: Chain, t: int, log_rho: float) -> float:
+    """h_t of 0 < t < n; rows are summed only where rho_t lies between 0 and 1, since at both ends h_t = rho_t."""
+    if log_rho == 0 or log_rho == -math.inf:
+        return math.exp(log_rho)
+    scale = torch.tensor([math.exp(log_rho)], dtype=torch.float64, device=chain.rows.device)
     return threshold(float(chain.law.row(t).excess(scale, chain.rows[t : t + 1])), log_rho)
+
+
+def last_kept(chain: Chain, log_rho: list[float], last: float) -> int:
+    """tau of one chain, found from its end: S_t is formed only where no longer prefix was kept.
+
+    Args:
+        chain: n proposed tokens.
+        log_rho: log rho_0..log rho_n.
+        last: h_n.
+    """
+    uniforms = [0.0] * chain.n if chain.uniforms is None else chain.uniforms.tolist()
+    for t in range(chain.n, 0, -1):
+        if uniforms[t - 1] < (last if t == chain.n else inner_threshold(chain, t, log_rho[t])):
+            return t
+    return 0
+
+
+def block_stop(chain: Chain) -> tuple[int, float]:
+    """(tau, rho_tau) of one chain."""
+    log_rho = capped_log_prefix(log_walk(chain)).tolist()
+    kept = last_kept(chain, log_rho, math.exp(log_rho[-1]))
+    return kept, math.exp(log_rho[kept])
+
+
+def block_chain(chain: Chain) -> Outcome:
+    """Block verification of one chain; lossless."""
+    return stopped(chain, *block_stop(chain))
 
 
 def block(batch: VerifyBatch) -> list[Outcome]:

@@ -107,25 +107,30 @@ def race_rows(weights: Tensor, noise: Tensor, rows: Tensor) -> Tensor:
     return winners
 
 
-def emit(P: Tensor, Q: Tensor, kept: Tensor, n: Tensor, rho: Tensor, E: Tensor) -> Tensor:
-    """The token after the kept ones: of (rho_tau P_tau - Q_tau)+ where tau < n_b, of P_n behind a whole chain.
+def residual_rows(P: Tensor, Q: Tensor, kept: Tensor, n: Tensor, rho: Tensor) -> Tensor:
+    """Weights of the token after the kept ones: (rho_tau P_tau - Q_tau)+ where tau < n_b, P_n behind a whole chain.
 
     Args:
         P, Q: ``[B, g + 1, V]`` and ``[B, g, V]``.
         kept, n: int64 ``[B]``.
         rho: ``[B]``, the prefix ratio at tau (1 for the token-wise rule).
-        E: ``[B, V]`` exponential noise.
 
     Returns:
-        int64 ``[B]``.
+        ``[B, V]``, not normalised.
     """
     index = torch.arange(len(kept), device=kept.device)
     row = P[index, kept]
     if Q.shape[1] == 0:
-        return race_rows(row, E, row)
+        return row
     subtracted = Q[index, kept.clamp(max=Q.shape[1] - 1)]
     residual = (rho.to(row.dtype).unsqueeze(-1) * row - subtracted).clamp_(min=0.0)
-    return race_rows(torch.where((kept < n).unsqueeze(-1), residual, row), E, row)
+    return torch.where((kept < n).unsqueeze(-1), residual, row)
+
+
+def emit(P: Tensor, Q: Tensor, kept: Tensor, n: Tensor, rho: Tensor, E: Tensor) -> Tensor:
+    """The token after the kept ones, int64 ``[B]``; E ``[B, V]``, else as for :func:`residual_rows`."""
+    rows = P[torch.arange(len(kept), device=kept.device), kept]
+    return race_rows(residual_rows(P, Q, kept, n, rho), E, rows)
 
 
 def stopped(chain: Chain, kept: int, rho: float) -> Outcome:

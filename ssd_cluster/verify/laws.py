@@ -73,6 +73,14 @@ class SparseLaw:
         """Row ``t`` alone, n = 1."""
         return SparseLaw(self.ids[t : t + 1], self.probabilities[t : t + 1])
 
+    def tail(self, n: int) -> SparseLaw:
+        """The rows behind the first ``n``."""
+        return SparseLaw(self.ids[n:], self.probabilities[n:])
+
+    def without(self, tokens: list[int]) -> SparseLaw:
+        """The law with row 0 renormalised without ``tokens``: what a later sibling was drawn from."""
+        return SparseLaw(self.ids, _without(self.probabilities, torch.isin(self.ids[0], self.ids.new_tensor(tokens))))
+
     def probability_of(self, tokens: Tensor) -> Tensor:
         """float32 ``[n]``: row t's probability of ``tokens[t]``; 0 for ids that the row does not list."""
         hits = self.ids == tokens.to(self.ids.device).unsqueeze(1)
@@ -131,6 +139,16 @@ class DenseLaw:
         """Row ``t`` alone, n = 1."""
         return DenseLaw(self.rows[t : t + 1])
 
+    def tail(self, n: int) -> DenseLaw:
+        """The rows behind the first ``n``."""
+        return DenseLaw(self.rows[n:])
+
+    def without(self, tokens: list[int]) -> DenseLaw:
+        """As :meth:`SparseLaw.without`."""
+        excluded = torch.zeros(self.rows.shape[1], dtype=torch.bool, device=self.rows.device)
+        excluded[tokens] = True
+        return DenseLaw(_without(self.rows, excluded))
+
     def probability_of(self, tokens: Tensor) -> Tensor:
         """float32 ``[n]``: row t's probability of ``tokens[t]``; 0 for ids outside the row."""
         tokens = tokens.to(self.rows.device)
@@ -183,6 +201,16 @@ def positive_mass(rho: Tensor, P: Tensor, Q: Tensor) -> Tensor:
         torch.mul(P[..., start:stop], scale, out=block)
         total += block.sub_(Q[..., start:stop]).clamp_(min=0.0).sum(dim=-1)
     return total
+
+
+def _without(probabilities: Tensor, excluded: Tensor) -> Tensor:
+    """``[n, k]`` probabilities with row 0 renormalised without the ``excluded`` ``[k]`` entries; others unchanged."""
+    if not bool(excluded.any()):
+        return probabilities
+    rows = probabilities.clone()
+    rows[0].masked_fill_(excluded, 0.0)
+    rows[0].div_(rows[0].sum())
+    return rows
 
 
 def _checked_rows(probabilities: Tensor) -> Tensor:

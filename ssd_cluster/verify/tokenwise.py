@@ -47,15 +47,20 @@ def tokenwise(P: Tensor, Q: Tensor, x: Tensor, n: Tensor, u: Tensor, E: Tensor) 
     return kept, emit(P, Q, kept, n, torch.ones(len(n), device=P.device), E)
 
 
-def tokenwise_chain(chain: Chain) -> Outcome:
-    """Token-wise verification of one chain; reads no row of the vocabulary but the one that is drawn from."""
+def tokenwise_stop(chain: Chain) -> tuple[int, float]:
+    """Kept tokens of one chain, and the ratio 1 that the residual P - Q has there."""
     px = row_probability(chain.rows[:-1], chain.tokens).tolist()
     qx = chain.law.probability_of(chain.tokens).tolist()
     uniforms = [0.0] * chain.n if chain.uniforms is None else chain.uniforms.tolist()
     kept = 0
-    while kept < chain.n and uniforms[kept] * qx[kept] < px[kept]:
+    while kept < chain.n and uniforms[kept] < px[kept] / qx[kept]:
         kept += 1
-    return stopped(chain, kept, 1.0)
+    return kept, 1.0
+
+
+def tokenwise_chain(chain: Chain) -> Outcome:
+    """Token-wise verification of one chain; reads no row of the vocabulary but the one that is drawn from."""
+    return stopped(chain, *tokenwise_stop(chain))
 
 
 def token(batch: VerifyBatch) -> list[Outcome]:
