@@ -1,6 +1,7 @@
-"""The Serve applications: ``import_path: ssd_cluster.serve.app:build``, one target or one draft model each."""
+"""The Serve applications: ``import_path: ssd_cluster.serve.app:build``, one target or one draft model each.
 
-from __future__ import annotations
+Annotations are not postponed here: Serve reads the type of ``build``'s argument to know what to validate.
+"""
 
 import asyncio
 from typing import Any
@@ -27,10 +28,18 @@ RETRY_AFTER_S = 1
 
 def build(args: AppArgs) -> Application:
     """The application that ``args`` asks for; what Serve calls for a configuration file."""
+    return build_with(args, num_replicas=1)
+
+
+def build_with(args: AppArgs, num_replicas: int) -> Application:
+    """``build`` with what a configuration file says under ``deployments``; Serve itself adds that when it deploys."""
+    bound: Application
     if args.target is not None:
-        return _target_deployment(args.target).bind(args.target)
-    assert args.draft is not None  # one of both, by validation
-    return _draft_deployment(args.draft).bind(args.draft)
+        bound = _target_deployment(args.target).options(num_replicas=num_replicas).bind(args.target)
+    else:
+        assert args.draft is not None  # one of both, by validation
+        bound = _draft_deployment(args.draft).options(num_replicas=num_replicas).bind(args.draft)
+    return bound
 
 
 class Target:

@@ -27,7 +27,7 @@ class TargetAppArgs(TargetSettings):
     draft_application: Name | None = None
     draft_deployment: Name = DRAFT_DEPLOYMENT
     in_process_draft: DraftSettings | None = None
-    graceful_shutdown_timeout_s: float = Field(default=20.0, ge=0)
+    graceful_shutdown_timeout_s: float = Field(default=300.0, ge=0)
     self_test: bool = True
 
     @model_validator(mode="after")
@@ -60,6 +60,16 @@ class AppArgs(Settings):
         return self
 
 
+class DeploymentOptions(Settings):
+    """One entry of an application's ``deployments``: what Serve changes in place, without new replicas for old ones.
+
+    ``num_replicas``: each loads the model; a replica that is to go finishes its streams first.
+    """
+
+    name: Literal["target", "draft"]
+    num_replicas: int = Field(default=1, ge=1)
+
+
 class Application(Settings):
     """One entry of ``applications``."""
 
@@ -67,6 +77,19 @@ class Application(Settings):
     import_path: Literal["ssd_cluster.serve.app:build"] = IMPORT_PATH
     route_prefix: str | None = "/"
     args: AppArgs
+    deployments: tuple[DeploymentOptions, ...] = Field(default=(), max_length=1)
+
+    @property
+    def num_replicas(self) -> int:
+        return self.deployments[0].num_replicas if self.deployments else 1
+
+    @model_validator(mode="after")
+    def _options_are_for_its_deployment(self) -> Application:
+        wanted = TARGET_DEPLOYMENT if self.args.target is not None else DRAFT_DEPLOYMENT
+        for options in self.deployments:
+            if options.name != wanted:
+                raise ValueError(f"deployments: this application has the deployment {wanted!r}, not {options.name!r}")
+        return self
 
     @model_validator(mode="after")
     def _route_fits(self) -> Application:

@@ -125,8 +125,12 @@ def _fetch_models(file: ServeFile) -> None:
 
 
 @contextmanager
-def running(file: ServeFile, http: HttpSettings, signals: StopSignals, deadline: float) -> Iterator[LocalRay]:
+def running(
+    file: ServeFile, http: HttpSettings, signals: StopSignals, deadline: float, spare_cpus: int = 0
+) -> Iterator[LocalRay]:
     """Ray and all applications, ready; stopped at the end, however that comes.
+
+    ``spare_cpus``: room for replicas that are not in the file.
 
     Raises:
         StartupError: something does not start by ``deadline`` (of time.monotonic).
@@ -138,7 +142,7 @@ def running(file: ServeFile, http: HttpSettings, signals: StopSignals, deadline:
         _say("starting Ray")
         with signals.deferred():
             try:
-                local_ray.start(_cpus(file), http.host, http.port)
+                local_ray.start(_cpus(file) + spare_cpus, http.host, http.port)
             finally:
                 signals.install()
         _deploy(file, signals)
@@ -156,20 +160,23 @@ def running(file: ServeFile, http: HttpSettings, signals: StopSignals, deadline:
 
 def _cpus(file: ServeFile) -> float:
     """Enough for Ray to place every replica; which cores they use is settled by their own pinning."""
-    wanted = sum(model.compute_threads for app in file.applications for _, model in models_of(app))
+    wanted = sum(app.num_replicas * m.compute_threads for app in file.applications for _, m in models_of(app))
     return max(wanted, len(usable_cores()))
 
 
 def _deploy(file: ServeFile, signals: StopSignals) -> None:
     from ray import serve
 
-    from ssd_cluster.serve.app import build
+    from ssd_cluster.serve.app import build_with
 
     with signals.deferred():
         serve.run_many(
             [
                 serve.RunTarget(
-                    target=build(app.args), name=app.name, route_prefix=app.route_prefix, logging_config=QUIET
+                    target=build_with(app.args, app.num_replicas),
+                    name=app.name,
+                    route_prefix=app.route_prefix,
+                    logging_config=QUIET,
                 )
                 for app in file.applications
             ],

@@ -17,7 +17,8 @@ from ssd_cluster.serve.signals import StopSignals
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     checkpoints = write_checkpoints(tmp_path_factory.mktemp("served"))
     file = read_serve_file(checkpoints.file)
-    with StopSignals() as signals, running(file, file.http_options, signals, time.monotonic() + 2 * DEADLINE_S):
+    deadline = time.monotonic() + 2 * DEADLINE_S
+    with StopSignals() as signals, running(file, file.http_options, signals, deadline, spare_cpus=2):
         yield Live(checkpoints)
 
 

@@ -141,3 +141,26 @@ def test_modes_without_a_draft_application_are_served(tmp_path: Path) -> None:
         args = read_serve_file(path).targets[0].args.target
         assert args is not None
         assert (args.mode, args.in_process_draft is None) == (Mode(mode), draft is None)
+
+
+def test_replicas_of_a_deployment(tmp_path: Path) -> None:
+    changed = content()
+    changed["applications"][1]["deployments"] = [{"name": "target", "num_replicas": 2}]
+    path = tmp_path / "serve.yaml"
+    path.write_text(yaml.safe_dump(changed))
+    assert [app.num_replicas for app in read_serve_file(path).applications] == [1, 2]
+    changed["applications"][0]["deployments"] = [{"name": "target", "num_replicas": 2}]
+    changed["applications"][1]["deployments"] = [{"name": "target", "num_replicas": 0}]
+    lines = mistakes(tmp_path, changed)
+    assert lines == [
+        "applications.0: deployments: this application has the deployment 'draft', not 'target'",
+        "applications.1.deployments.0.num_replicas: Input should be greater than or equal to 1",
+    ]
+
+
+def test_serve_itself_sees_the_type_of_the_builders_argument() -> None:
+    api = pytest.importorskip("ray.serve._private.api")
+    from ssd_cluster.serve.app import build
+
+    application = api.call_user_app_builder_with_args_if_necessary(build, content()["applications"][1]["args"])
+    assert application._bound_deployment.name == "target"

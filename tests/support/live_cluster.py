@@ -67,7 +67,7 @@ def write_checkpoints(folder: Path) -> Checkpoints:
                 "name": "drafts",
                 "import_path": "ssd_cluster.serve.app:build",
                 "route_prefix": None,
-                "args": {"draft": {"model": _model(draft), "k_max": 4, "row_credit": 32}},
+                "args": {"draft": {"model": model_args(draft), "k_max": 4, "row_credit": 32}},
             },
             {
                 "name": "target",
@@ -75,7 +75,7 @@ def write_checkpoints(folder: Path) -> Checkpoints:
                 "route_prefix": "/",
                 "args": {
                     "target": {
-                        "model": _model(target),
+                        "model": model_args(target),
                         "served_name": "tiny",
                         "draft_application": "drafts",
                         "self_test": False,
@@ -91,7 +91,7 @@ def write_checkpoints(folder: Path) -> Checkpoints:
     return Checkpoints(target, draft, file, port)
 
 
-def _model(path: Path) -> dict[str, Any]:
+def model_args(path: Path) -> dict[str, Any]:
     return {"path": str(path), "dtype": "float32", "kv_tokens": 2 * CONTEXT}
 
 
@@ -165,9 +165,9 @@ class Live:
             yield
 
     @contextmanager
-    def stream(self, body: dict[str, Any]) -> Iterator[Iterator[dict[str, Any]]]:
+    def stream(self, body: dict[str, Any], path: str = "/v1/chat/completions") -> Iterator[Iterator[dict[str, Any]]]:
         """Chunks of a streamed chat; leaving early disconnects."""
-        with self.http.stream("POST", "/v1/chat/completions", json=body | {"stream": True}) as response:
+        with self.http.stream("POST", path, json=body | {"stream": True}) as response:
             assert response.status_code == 200
             yield _chunks(response)
 
