@@ -39,7 +39,8 @@ class ModelSettings(Settings):
 
     ``path``: a Hugging Face folder, a .gguf file, a hub id, or a name of the embedded default ("smollm2-135m-instruct",
     "smollm2-135m-draft"). ``cores``: CPU cores this replica pins itself to (None: no pinning); ``threads``: compute
-    threads (None: one per core, or 1). ``kv_tokens``: capacity of the KV pool in tokens.
+    threads (None: one per core, or 1). ``kv_tokens``: capacity of the KV pool in tokens. ``attention``: "sdpa" runs
+    everywhere, "flashinfer" on CUDA in bfloat16.
     """
 
     path: str
@@ -50,8 +51,17 @@ class ModelSettings(Settings):
     max_context: int | None = Field(default=None, ge=16)
     kv_tokens: int = Field(default=16384, ge=64)
     block_size: int = Field(default=16, ge=1, le=256)
-    attention: Literal["sdpa"] = "sdpa"
+    attention: Literal["sdpa", "flashinfer"] = "sdpa"
     prefix_cache: bool = True
+
+    @model_validator(mode="after")
+    def _attention_fits_the_device(self) -> ModelSettings:
+        if self.attention == "flashinfer" and (self.device is not Device.CUDA or self.dtype is DType.FLOAT32):
+            raise ValueError(
+                f"attention flashinfer needs device cuda and dtype bfloat16, not {self.device} and {self.dtype}; "
+                "use attention sdpa"
+            )
+        return self
 
     @property
     def compute_threads(self) -> int:

@@ -53,7 +53,13 @@ def _sdpa() -> type[AttentionBackend]:
     return SdpaAttention
 
 
-BACKENDS: dict[str, Callable[[], type[AttentionBackend]]] = {"sdpa": _sdpa}
+def _flashinfer() -> type[AttentionBackend]:
+    from ssd_cluster.model.flashinfer_backend import FlashInferAttention
+
+    return FlashInferAttention
+
+
+BACKENDS: dict[str, Callable[[], type[AttentionBackend]]] = {"sdpa": _sdpa, "flashinfer": _flashinfer}
 
 
 def attention_backend(name: str) -> type[AttentionBackend]:

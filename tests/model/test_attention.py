@@ -7,50 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+from support.attention import ASCENDING, SCATTERED, SPANS, TREES, config, inputs, memory
 
 from ssd_cluster.errors import ConfigError
 from ssd_cluster.model.attention import attention_backend
 from ssd_cluster.model.batch import CausalSpan, ForwardBatch, TreeSpan
-from ssd_cluster.model.decoder_config import DecoderConfig, parse_config
-from ssd_cluster.model.kv import BlockPool, PagedKV, TailPool
+from ssd_cluster.model.decoder_config import DecoderConfig
 from ssd_cluster.model.partial import attend_lse, attend_lse_dense
 from ssd_cluster.model.sdpa import SdpaAttention
 
-CPU = torch.device("cpu")
-SCATTERED = [5, 2, 9, 3, 11, 0]
-ASCENDING = [4, 5, 6, 7, 8, 9]
-
-
-def config(heads: int = 6, kv_heads: int = 2) -> DecoderConfig:
-    return parse_config(
-        {
-            "model_type": "llama",
-            "hidden_size": heads * 16,
-            "num_attention_heads": heads,
-            "num_key_value_heads": kv_heads,
-            "num_hidden_layers": 2,
-            "intermediate_size": 8,
-            "vocab_size": 8,
-            "max_position_embeddings": 64,
-        }
-    )
-
 
 def backend(shape: DecoderConfig, dtype: torch.dtype = torch.float32, tail_depth: int = 4) -> SdpaAttention:
-    """A backend over random pages and tails: 12 blocks of 8, 8 tails."""
-    torch.manual_seed(0)
-    kv = PagedKV(2, BlockPool(12, 8), shape.n_kv_heads, shape.head_dim, dtype, CPU)
-    tails = TailPool(8, tail_depth, 2, shape.n_kv_heads, shape.head_dim, CPU)
-    kv.data.normal_()
-    tails.data.normal_()
-    return SdpaAttention(shape, kv, tails)
-
-
-def inputs(shape: DecoderConfig, n: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
-    """Queries and keys/values as the decoder hands them over: slices of one fused projection."""
-    torch.manual_seed(1)
-    heads = torch.randn(n, shape.n_heads + 2 * shape.n_kv_heads, shape.head_dim).to(dtype)
-    return heads[:, : shape.n_heads], heads[:, shape.n_heads :].view(n, 2, shape.n_kv_heads, shape.head_dim)
+    return SdpaAttention(*memory(shape, dtype, tail_depth))
 
 
 def dense(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -101,11 +69,7 @@ def test_causal_span_equals_dense(table: list[int], heads: int, kv_heads: int, s
 
 @pytest.mark.parametrize("table", [ASCENDING, SCATTERED], ids=["ascending", "scattered"])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(6, 2), (4, 4), (4, 1)])
-@pytest.mark.parametrize(
-    ("visible", "depths"),
-    [([20], [0]), ([20] * 4, [0] * 4), ([17, 18, 20, 20, 1], [0, 3, 2, 0, 1]), ([9, 9, 9], [3, 3, 3])],
-    ids=["one", "same", "ragged", "deep"],
-)
+@pytest.mark.parametrize(("visible", "depths"), TREES)
 def test_tree_cascade_equals_dense_mask(
     table: list[int], heads: int, kv_heads: int, visible: list[int], depths: list[int]
 ) -> None:
@@ -125,17 +89,7 @@ def test_tree_cascade_equals_dense_mask(
 def test_batch_equals_its_spans_alone(kinds: Any) -> None:
     """Sequences of few rows run together, padded; single rows and long spans run apart; the order stays."""
     shape = config()
-    spans = [
-        TreeSpan([0] * 2, [0], [5, 8], [2, 0], [1, 0]),
-        CausalSpan([0] * 3, 4, [3]),
-        CausalSpan([0], 10, [5, 6]),
-        TreeSpan([0], [4], [7], [5], [3]),
-        CausalSpan([0] * 36, 0, [7, 8, 9, 10, 11]),
-        CausalSpan([0] * 5, 9, [2, 1]),
-        TreeSpan([0] * 3, [4], [7, 8, 6], [6, 7, 4], [0, 1, 0]),
-        CausalSpan([], 9, []),
-    ]
-    spans = [span for span in spans if isinstance(span, kinds)]
+    spans = [span for span in SPANS if isinstance(span, kinds)]
     stops = list(itertools.accumulate(len(span.tokens) for span in spans))
     q, kv = inputs(shape, stops[-1])
     together = backend(shape)
