@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ssd_cluster.distill.data import Batch
-from ssd_cluster.distill.student import law_loss
+from ssd_cluster.distill.loss import law_loss
 
 TEMPERATURES = (0.7, 1.0)
 

@@ -169,7 +169,11 @@ class ChatWriter:
                 chat.fed = len(chat.tokens)
                 chats.append(chat)
                 uniform.append(noise[index])
-        self._draw(chats, self._decoder.forward(spans), torch.stack(uniform))
+        done = 0
+        for logits in self._decoder.forward(spans):
+            rows = slice(done, done + len(logits))
+            self._draw(chats[rows], logits, torch.stack(uniform[rows]))
+            done += len(logits)
 
     def _draw(self, chats: list[_Chat], logits: torch.Tensor, uniform: torch.Tensor) -> None:
         ids, p = top_law(logits, self._settings.top_m)

@@ -7,6 +7,7 @@ layer replaces one per sequence. Letters as in ``model.batch``; W sequences in a
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +26,7 @@ from ssd_cluster.model.linear import linear_backend
 from ssd_cluster.model.weights import load_weights
 
 _STEP = 16  # visible lengths are rounded up to this, so that shapes repeat
+_HEAD_ROWS = 64  # rows whose logits are there at once
 
 
 class LaneAttention(AttentionBackend):
@@ -158,10 +160,14 @@ class LaneDecoder:
         self._decoder = Decoder(config, weights, attention, positions)
 
     @torch.inference_mode()
-    def forward(self, spans: list[CausalSpan]) -> Tensor:
-        """[n_logits, V] float32 logits of spans in ascending order of slots (``block_table = [slot]``).
+    def forward(self, spans: list[CausalSpan]) -> Iterator[Tensor]:
+        """[n, V] float32 logits of spans in ascending order of slots (``block_table = [slot]``), some rows at a time.
+
+        All rows at once would be so much memory that the system takes it back after every forward and has to clear it
+        again for the next: with 288 rows that took as long as the layers themselves.
 
         Raises:
             ValueError: a position is beyond ``positions`` or a token is out of range.
         """
-        return self._decoder.forward(ForwardBatch(list(spans)))
+        for rows in self._decoder.hidden(ForwardBatch(list(spans))).split(_HEAD_ROWS):
+            yield self._decoder.logits(rows)

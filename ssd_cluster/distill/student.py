@@ -1,4 +1,4 @@
-"""The draft as a trainable module, and its loss."""
+"""The draft as a trainable module."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ssd_cluster.distill.data import Batch
 from ssd_cluster.distill.initialise import EMBEDDING, HEAD, HEAD_IDS, write_draft
+from ssd_cluster.distill.loss import head_loss
 from ssd_cluster.distill.norm import rms_norm
 from ssd_cluster.model.decoder_config import DecoderConfig, parse_config
 from ssd_cluster.model.rope import inverse_frequencies
@@ -114,14 +115,20 @@ class Student(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """[N, V_head] logits at ``batch.rows``, in ``dtype``."""
+        return F.linear(self._hidden(batch), self.head.to(self.dtype))
+
+    def loss(self, batch: Batch, cross_entropy: float) -> Tensor:
+        """``law_loss`` of the logits, with a block of them in memory at a time."""
+        return head_loss(self._hidden(batch), self.head, batch, cross_entropy)
+
+    def _hidden(self, batch: Batch) -> Tensor:
         embedding: Any = self.embedding
         x = F.embedding(batch.tokens, embedding)
         rotation = self._rotation(x.shape[1], x.device)
         for layer in self.layers:
             x = layer(x, rotation)
         hidden = x.flatten(0, 1)[batch.rows]
-        hidden = rms_norm(hidden, self.norm, self.config.norm_eps)
-        return F.linear(hidden, self.head.to(self.dtype))
+        return rms_norm(hidden, self.norm, self.config.norm_eps)
 
     def _rotation(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
         frequencies = inverse_frequencies(self.config.rope, self.config.head_dim).to(device)
@@ -140,37 +147,3 @@ class Student(nn.Module):
             tensors[HEAD_IDS] = self.head_ids
         config = json.loads((self._checkpoint / "config.json").read_text(encoding="utf-8"))
         write_draft(self._checkpoint, out, config, {name: t.cpu() for name, t in tensors.items()})
-
-
-class _LawLoss(torch.autograd.Function):
-    """See ``law_loss``; the gradient is written in one pass instead of autograd's chain over [N, V] tensors."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, p: Tensor, columns: Tensor) -> Tensor:
-        z = logits.float()
-        lse = z.logsumexp(-1)
-        ctx.save_for_backward(z, lse, p, columns)
-        ctx.dtype = logits.dtype
-        return (p.sum(1) * lse - (p * z.gather(1, columns)).sum(1)).mean()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        z, lse, p, columns = ctx.saved_tensors
-        scale = grads[0] / len(z)
-        grad = (z - lse[:, None]).exp_().mul_((p.sum(1) * scale)[:, None])
-        grad.scatter_add_(1, columns, -p * scale)
-        return grad.to(ctx.dtype), None, None
-
-
-def law_loss(logits: Tensor, batch: Batch, cross_entropy: float) -> Tensor:
-    """Mean over rows of -sum_i p_i log q_i (KL up to a constant) - ``cross_entropy`` * log q(next token).
-
-    Mass of the target outside the head or outside its top m is left out: it cannot be drafted.
-    """
-    p, columns = batch.p, batch.columns
-    if cross_entropy:
-        known = (batch.next_column >= 0).float() * cross_entropy
-        p = torch.cat([p, known[:, None]], 1)
-        columns = torch.cat([columns, batch.next_column.clamp_min(0)[:, None]], 1)
-    loss: Tensor = _LawLoss.apply(logits, p, columns)  # type: ignore[no-untyped-call]
-    return loss

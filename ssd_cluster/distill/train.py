@@ -16,7 +16,7 @@ from ssd_cluster.distill.agreement import Agreement
 from ssd_cluster.distill.data import Batch, Batches
 from ssd_cluster.distill.settings import DistillSettings
 from ssd_cluster.distill.shards import Document
-from ssd_cluster.distill.student import Student, law_loss
+from ssd_cluster.distill.student import Student
 from ssd_cluster.errors import SsdClusterError
 from ssd_cluster.model.device import resolve_device, resolve_dtype
 
@@ -78,7 +78,7 @@ class Trainer:
         for group in self._optimiser.param_groups:
             group["lr"] = self._s.learning_rate * self._schedule()
         batch = batch.to(self._device)
-        loss = law_loss(self.student(batch), batch, self._s.cross_entropy)
+        loss = self.student.loss(batch, self._s.cross_entropy)
         self._optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.student.parameters(), 1.0)

@@ -31,10 +31,24 @@ class Decoder:
         Raises:
             ValueError: a token or position is out of range, or a span does not fit its pages or tails.
         """
+        return self.logits(self.hidden(batch))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[n, V_out] float32 from rows of ``hidden``."""
+        if not len(hidden):
+            return torch.empty((0, self._weights.n_outputs), device=self._device)
+        return self._weights.head(hidden).float()
+
+    def hidden(self, batch: ForwardBatch) -> Tensor:
+        """What the head sees, [n_logits, E], in the order of ``forward``'s logits.
+
+        Raises:
+            ValueError: as ``forward``.
+        """
         weights = self._weights
         tokens, positions, wanted = _flatten(batch)
         if not tokens:
-            return torch.empty((0, weights.n_outputs), device=self._device)
+            return weights.embedding.new_empty((0, weights.embedding.shape[1]))
         self._check(tokens, positions)
         plan = self._attention.plan(batch)
         rotation = self._rotations[torch.tensor(positions, device=self._device)].unsqueeze(1)
@@ -42,11 +56,9 @@ class Decoder:
         hidden = F.embedding(torch.tensor(tokens, device=self._device), weights.embedding).float()
         for index, layer in enumerate(weights.layers):
             self._layer(index, layer, hidden, rotation, plan)
-        if not wanted:
-            return torch.empty((0, weights.n_outputs), device=self._device)
         if len(wanted) < len(tokens):
             hidden = hidden[torch.tensor(wanted, dtype=torch.int64, device=self._device)]
-        return weights.head(weights.norm(hidden)).float()
+        return weights.norm(hidden)
 
     def _layer(self, index: int, layer: LayerWeights, hidden: Tensor, rotation: Tensor, plan: AttentionPlan) -> None:
         """Add what layer ``index`` computes to ``hidden`` [T, E], in place."""

@@ -15,10 +15,11 @@ from ssd_cluster.config import DType, ModelSettings
 from ssd_cluster.distill.agreement import Agreement
 from ssd_cluster.distill.data import Batch, Batches
 from ssd_cluster.distill.initialise import initialise
+from ssd_cluster.distill.loss import head_loss, law_loss
 from ssd_cluster.distill.norm import rms_norm
 from ssd_cluster.distill.settings import DraftShape
 from ssd_cluster.distill.shards import Document
-from ssd_cluster.distill.student import Student, law_loss
+from ssd_cluster.distill.student import Student
 from ssd_cluster.model.batch import CausalSpan, ForwardBatch
 from ssd_cluster.model.runner import load_runner
 
@@ -130,6 +131,26 @@ def test_loss_and_gradient_against_loops() -> None:
         assert float(logits.grad[row, column]) == pytest.approx(
             2 * (ends[0] - ends[1]) / (2 * step), rel=1e-3, abs=1e-6
         )
+
+
+def test_head_loss_is_the_loss_of_the_logits_with_its_gradients() -> None:
+    """More rows than a block holds, and a weight on the loss as a caller may put one."""
+    generator = torch.Generator().manual_seed(0)
+    N, E, V, m = 300, 12, 40, 5
+    p = torch.rand(N, m, generator=generator) / m
+    p[torch.rand(N, m, generator=generator) < 0.3] = 0.0
+    columns = torch.stack([torch.randperm(V, generator=generator)[:m] for _ in range(N)])
+    following = torch.randint(-1, V, (N,), generator=generator)
+    batch = Batch(columns, columns, columns, columns, p, p, following)
+    hidden, head = torch.randn(N, E, generator=generator), torch.randn(V, E, generator=generator)
+    results = []
+    for loss_of in (lambda h, w: law_loss(h @ w.t(), batch, 0.2), lambda h, w: head_loss(h, w, batch, 0.2)):
+        h, w = hidden.clone().requires_grad_(), head.clone().requires_grad_()
+        loss = loss_of(h, w)
+        (3 * loss).backward()
+        results.append((loss.detach(), h.grad, w.grad))
+    for mine, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
 def test_agreement_on_a_case_worked_out_by_hand() -> None:
