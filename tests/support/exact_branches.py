@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 
-from support.exact_rules import Verdict, capped, normalised, positive, ratios
+from support.exact_rules import capped, largest, normalised, positive, ratios
 from support.exact_world import ONE, ZERO, Law, Text, TextLaw, World
 
 Drafts = tuple[tuple[Text, tuple[Law, ...]], ...]
@@ -65,44 +65,43 @@ def point_masses(world: World, committed: Text) -> Iterator[tuple[Drafts, Fracti
 
 # --- several drafts by recursive rejection
 
+Stop = tuple[int, Fraction, Law, Fraction]
+"""(kept, probability, law of the next token if it stops there, prefix ratio there)"""
+Stops = Callable[[list[Law], list[Law], Text, Fraction], list[Stop]]
 
-def tokenwise_stops(P: list[Law], Q: list[Law], x: Text) -> list[tuple[int, Fraction, Law]]:
-    """(kept, probability, law of the next token if it stops there)"""
+
+def tokenwise_stops(P: list[Law], Q: list[Law], x: Text, start: Fraction = ONE) -> list[Stop]:
     stops, alive = [], ONE
     for t, r in enumerate(ratios(P, Q, x)):
-        stops.append((t, alive * (1 - min(ONE, r)), normalised(positive(ONE, P[t], Q[t]), P[t])))
+        stops.append((t, alive * (1 - min(ONE, r)), normalised(positive(ONE, P[t], Q[t]), P[t]), ONE))
         alive *= min(ONE, r)
-    return [*stops, (len(x), alive, P[len(x)])]
+    return [*stops, (len(x), alive, P[len(x)], ONE)]
 
 
-def stops_of(verdict: Verdict) -> Callable[[list[Law], list[Law], Text], list[tuple[int, Fraction, Law]]]:
-    """The same for a verdict on (kept, next token)."""
-
-    def stops(P: list[Law], Q: list[Law], x: Text) -> list[tuple[int, Fraction, Law]]:
-        rows: dict[int, list[Fraction]] = defaultdict(lambda: [ZERO] * len(P[0]))
-        for (kept, y), mass in verdict(P, Q, x).items():
-            rows[kept][y] += mass
-        return [(kept, sum(row), normalised(tuple(row), P[kept])) for kept, row in rows.items()]
-
-    return stops
+def block_stops(P: list[Law], Q: list[Law], x: Text, start: Fraction = ONE) -> list[Stop]:
+    """``start`` is rho_0; anything but 1 is an error."""
+    rho = capped(ratios(P, Q, x), start)
+    residuals = [positive(scale, p, q) for scale, p, q in zip(rho, P, Q, strict=False)]
+    inner = [sum(w) / (sum(w) + 1 - rho[t]) if sum(w) + 1 - rho[t] else ONE for t, w in enumerate(residuals) if t]
+    rows = [*(normalised(w, p) for w, p in zip(residuals, P, strict=False)), P[len(x)]]
+    mass = largest([ONE, *inner, rho[-1]] if x else [ONE])
+    return [(t, m, rows[t], rho[t]) for t, m in enumerate(mass)]
 
 
 def multidraft_round(
-    source: Source,
-    stops: Callable[[list[Law], list[Law], Text], list[tuple[int, Fraction, Law]]],
-    skip_tested: bool = True,
+    source: Source, stops: Stops, *, skip_tested: bool = True, carry: bool = False
 ) -> Callable[[World, Text], TextLaw]:
     """Recursive rejection.
 
-    ``skip_tested`` False: a token that was tested before is tested again, against the residual and with the whole q. That
-    is lossless too for independent drafts, and keeps as many: the residual holds nothing of a rejected token. ``carry``:
-    what is passed on of the prefix ratio; the released code's error.
+    ``skip_tested`` False: a token that was tested before is tested again, against the residual and with the whole q.
+    That is lossless too for independent drafts: the residual holds nothing of a rejected token. ``carry``: the prefix
+    ratio goes on from draft to draft, as in the released code: an error.
     """
 
     def round_(world: World, committed: Text) -> TextLaw:
         law: TextLaw = defaultdict(lambda: ZERO)
 
-        def verify(drafts: Drafts, prefix: Text, row: Law, tested: set[int], mass: Fraction) -> None:
+        def verify(drafts: Drafts, prefix: Text, row: Law, tested: set[int], mass: Fraction, start: Fraction) -> None:
             if not mass:
                 return
             if not drafts:
@@ -112,17 +111,17 @@ def multidraft_round(
             (x, laws), rest = drafts[0], drafts[1:]
             n = len(prefix)
             if x[:n] != prefix or len(x) == n or (skip_tested and x[n] in tested):
-                verify(rest, prefix, row, tested, mass)
+                verify(rest, prefix, row, tested, mass, start)
                 return
             P = [row, *(world.target(committed + x[:t]) for t in range(n + 1, len(x) + 1))]
             Q = [without(laws[n], tested) if skip_tested else laws[n], *laws[n + 1 :]]
-            for kept, share, following in stops(P, Q, x[n:]):
+            for kept, share, following, rho in stops(P, Q, x[n:], start):
                 whole = kept == len(x) - n
                 seen = set() if whole else {x[n + kept]} | (tested if kept == 0 else set())
-                verify(() if whole else rest, x[: n + kept], following, seen, mass * share)
+                verify(() if whole else rest, x[: n + kept], following, seen, mass * share, rho if carry else ONE)
 
         for drafts, probability in source(world, committed):
-            verify(drafts, (), world.target(committed), set(), probability)
+            verify(drafts, (), world.target(committed), set(), probability, ONE)
         return law
 
     return round_
@@ -183,8 +182,3 @@ def follow_round(world: World, committed: Text) -> TextLaw:
 
     walk((), ONE)
     return law
-
-
-def expected_capped(P: list[Law], Q: list[Law], x: Text) -> Fraction:
-    """sum over t >= 1 of rho_t: its mean over proposals is the block rule's expected number of kept tokens."""
-    return sum(capped(ratios(P, Q, x))[1:], ZERO)

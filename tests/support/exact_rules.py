@@ -28,9 +28,9 @@ def ratios(P: list[Law], Q: list[Law], x: Text) -> list[Fraction]:
     return [P[t][x[t]] / Q[t][x[t]] for t in range(len(x))]
 
 
-def capped(r: list[Fraction]) -> list[Fraction]:
+def capped(r: list[Fraction], start: Fraction = ONE) -> list[Fraction]:
     """rho_0..rho_n"""
-    rho = [ONE]
+    rho = [start]
     for one in r:
         rho.append(min(ONE, rho[-1] * one))
     return rho
