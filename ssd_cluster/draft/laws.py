@@ -17,14 +17,16 @@ from torch import Tensor
 from ssd_cluster.errors import NumericalError
 from ssd_cluster.link.laws import pack_law
 from ssd_cluster.link.messages import CommitRow, Law, Open
-from ssd_cluster.sampling.ratio_noise import DraftDraws, ratio_key
+from ssd_cluster.sampling.ratio_noise import DraftDraws, draft_noise_at, ratio_key
 from ssd_cluster.sampling.selection import largest
+from ssd_cluster.speculation import saguaro
 from ssd_cluster.types import ProposalKind, fingerprint
 
 if TYPE_CHECKING:
     from ssd_cluster.draft.builds import Build
 
 _BUILDS_KEPT = 2
+_NOTHING = "a row of a draft has no token with positive probability"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,53 +68,82 @@ class LawTerms:
         return cls(message.kind, message.top_m, message.saguaro_c, message.saguaro_f, draws)
 
 
-def draw(probs: Tensor, terms: LawTerms, position: int, round_word: int, names: Tensor | None) -> tuple[int, LawRow]:
-    """Draw one token and keep its law.
+@dataclass(frozen=True, slots=True)
+class LawDraw:
+    """One token to draw: for whom, at which index in prompt + output, in which tree or chain."""
+
+    terms: LawTerms
+    position: int
+    round_word: int
+
+
+def draw(probs: Tensor, draws: Sequence[LawDraw], names: Tensor | None) -> list[tuple[int, LawRow]]:
+    """Draw tokens and keep their laws.
 
     Args:
-        probs: float32 ``[V_out]``, the processed row.
-        terms: of the session.
-        position: index of the token in prompt + output.
-        round_word: of the tree or chain that the token belongs to.
+        probs: float32 ``[n, V_out]``, processed rows; dense laws are made in place and share their memory.
+        draws: n entries.
         names: int64 ``[V_out]`` target id of each column of a reduced head; None: a column is its id.
 
     Returns:
-        The token's target id, and the law it was drawn from.
+        Per row the token's target id, and the law it was drawn from.
 
     Raises:
-        NumericalError: the row leaves nothing to draw.
+        NumericalError: a row leaves nothing to draw.
     """
-    row = _sparse(probs, terms.top_m, names) if terms.kind is ProposalKind.SPARSE else LawRow(probs.clone())
-    weights = row.probabilities
-    _reshape(weights, terms.c, terms.f)
-    weights.div_(weights.sum(dtype=torch.float64))
-    noise = terms.draws.row(position, round_word)
-    ids = row.ids if row.ids is not None else names
-    quotients = (noise if ids is None else noise[ids.to(noise.device)]).to(weights.device) / weights
-    winner = int(quotients.argmin())
-    if not torch.isfinite(quotients[winner]):
-        raise NumericalError("a row of a draft has no token with positive probability")
-    return winner if ids is None else int(ids[winner]), row
+    groups: dict[tuple[ProposalKind, int, float, int], list[int]] = {}
+    for i, one in enumerate(draws):
+        groups.setdefault((one.terms.kind, one.terms.top_m, one.terms.c, one.terms.f), []).append(i)
+    drawn: dict[int, tuple[int, LawRow]] = {}
+    for (kind, top_m, c, f), which in groups.items():
+        rows, wanted = probs[which] if len(which) < len(draws) else probs, [draws[i] for i in which]
+        if kind is ProposalKind.SPARSE:
+            results = _sparse(rows, wanted, top_m, c, f, names)
+        else:
+            results = [_dense(row, one, c, f, names) for row, one in zip(rows.unbind(0), wanted, strict=True)]
+        drawn.update(zip(which, results, strict=True))
+    return [drawn[i] for i in range(len(draws))]
 
 
-def _sparse(probs: Tensor, top_m: int, names: Tensor | None) -> LawRow:
-    """The ``top_m`` likeliest ids of a row; exact for whatever ids these are, since the law is renormalised."""
+def _sparse(
+    probs: Tensor, draws: Sequence[LawDraw], top_m: int, c: float, f: int, names: Tensor | None
+) -> list[tuple[int, LawRow]]:
+    """Laws of the ``top_m`` likeliest ids of each row: exact whatever ids these are, since they are renormalised."""
+    m = min(top_m, probs.shape[1])
     if probs.device.type == "cpu":
-        columns = torch.from_numpy(largest(probs.numpy(), top_m))
-        values = probs[columns]
+        columns = torch.from_numpy(np.stack([largest(row, m) for row in probs.numpy()]))
+        q = probs.gather(1, columns)
     else:
-        top = probs.topk(min(top_m, probs.shape[0]))
-        values, columns = top.values.cpu(), top.indices.cpu()
-    return LawRow(values, columns if names is None else names.to(columns.device)[columns])
+        top = probs.topk(m)
+        q, columns = top.values.cpu(), top.indices.cpu()
+    ids = columns if names is None else names.to(columns.device)[columns]
+    saguaro.reshape(q.numpy(), c, f)
+    q /= q.sum(dim=-1, keepdim=True, dtype=torch.float64)
+    noise = draft_noise_at(
+        [one.terms.draws for one in draws], [one.position for one in draws], [one.round_word for one in draws], ids
+    )
+    quotients = (noise / q).numpy()
+    winners = quotients.argmin(axis=1)
+    if not np.isfinite(quotients[np.arange(len(draws)), winners]).all():
+        raise NumericalError(_NOTHING)
+    tokens = ids.gather(1, torch.from_numpy(winners).unsqueeze(1)).squeeze(1).tolist()
+    return [(token, LawRow(q[i], ids[i])) for i, token in enumerate(tokens)]
 
 
-def _reshape(weights: Tensor, c: float, f: int) -> None:
-    """SAGUARO sigma_{F,C} in place; at C = 0 a row whose whole support is among the F likeliest stays as it is."""
-    if c >= 1 or f < 1:
-        return
-    best = weights.topk(min(f, weights.shape[0])).indices
-    if c > 0 or bool((weights.index_fill(0, best, 0.0) > 0).any()):
-        weights[best] *= c
+def _dense(q: Tensor, one: LawDraw, c: float, f: int, names: Tensor | None) -> tuple[int, LawRow]:
+    if c < 1 and q.device.type == "cpu":
+        saguaro.reshape(q.numpy()[None], c, f)
+    elif c < 1:
+        best = q.topk(min(f, q.shape[0])).indices
+        if c > 0 or bool((q.index_fill(0, best, 0.0) > 0).any()):
+            q[best] *= c
+    q /= q.sum(dtype=torch.float64)
+    noise = one.terms.draws.row(one.position, one.round_word)
+    quotients = (noise if names is None else noise[names]) / q
+    winner = int(quotients.numpy().argmin()) if q.device.type == "cpu" else int(quotients.argmin())
+    if not bool(quotients[winner].isfinite()):
+        raise NumericalError(_NOTHING)
+    return winner if names is None else int(names[winner]), LawRow(q)
 
 
 class LawShelf:
@@ -158,12 +189,6 @@ def _on_host(row: LawRow, vocabulary: int, names: Tensor | None) -> np.ndarray[t
     if row.ids is None and names is not None:
         values = torch.zeros(vocabulary).scatter_(0, names.cpu(), values)
     return values.numpy()
-
-
-def frame_bytes(message: Open, k: int, vocabulary: int) -> int:
-    """Bytes of the largest Law frame of a session, envelope included."""
-    entries = vocabulary * 4 if message.kind is ProposalKind.DENSE else min(message.top_m, vocabulary) * 8
-    return k * (entries + 4) + 64
 
 
 def drafted_prefix(tokens: Sequence[int], stop_ids: Collection[int]) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from ssd_cluster.draft.laws import LawRow, LawTerms, draw
+from ssd_cluster.draft.laws import LawDraw, LawRow, LawTerms, draw
 from ssd_cluster.link.messages import Open
 from ssd_cluster.sampling.coupled import coupled_sample, coupled_scores, top_guesses
 from ssd_cluster.sampling.noise import NoiseSource
@@ -196,11 +196,16 @@ class RowSampler:
 
     def _draw_with_laws(self, logits: Tensor, rows: Sequence[DrawRow], which: list[int], drawn: Drawn) -> None:
         probs = process(_pick(logits, which), [rows[i].sampling.params for i in which])
-        for i, law in zip(which, probs.unbind(0), strict=True):
-            row = rows[i]
-            if row.sampling.laws is None or row.round_word is None:
-                raise ValueError("a row of a ratio kind needs terms and a round")
-            drawn.ids[i], drawn.laws[i] = draw(law, row.sampling.laws, row.position, row.round_word, self.output_ids)
+        for i, (token, law) in zip(
+            which, draw(probs, [_law_draw(rows[i]) for i in which], self.output_ids), strict=True
+        ):
+            drawn.ids[i], drawn.laws[i] = token, law
+
+
+def _law_draw(row: DrawRow) -> LawDraw:
+    if row.sampling.laws is None or row.round_word is None:
+        raise ValueError("a row of a ratio kind needs terms and a round")
+    return LawDraw(row.sampling.laws, row.position, row.round_word)
 
 
 class _Path(IntEnum):

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ssd_cluster.draft.builds import Build, ChainBuild, TreeBuild
-from ssd_cluster.draft.laws import LawRow, LawShelf, frame_bytes
+from ssd_cluster.draft.laws import LawRow, LawShelf
 from ssd_cluster.draft.pages import SessionPages
 from ssd_cluster.draft.sampler import SessionSampling
 from ssd_cluster.draft.transcript import Round, Transcript, common_prefix
+from ssd_cluster.link.laws import law_bytes
 from ssd_cluster.link.messages import NackCode, Next, Open
 from ssd_cluster.types import RATIO_KINDS, ProposalKind
 
@@ -224,7 +225,7 @@ def _check_laws(message: Open, limits: OpenLimits, kinds: Collection[ProposalKin
         return "a sparse law needs top_m of at least 1"
     if not 0 <= message.saguaro_c <= 1 or message.saguaro_f < 0:
         return "saguaro_c or saguaro_f is out of range"
-    size = frame_bytes(message, min(message.k, limits.k_max), limits.vocabulary)
+    size = law_bytes(message.kind, min(message.k, limits.k_max), limits.vocabulary, message.top_m)
     if size > limits.frame_bytes:
         return f"laws of {message.k} tokens take {size} bytes, more than the {limits.frame_bytes} of a frame"
     return None

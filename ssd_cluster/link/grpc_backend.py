@@ -7,10 +7,10 @@ to count and not gRPC's to raise.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import socket
-from contextlib import suppress
+import time
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -18,6 +18,15 @@ import grpc.aio
 
 from ssd_cluster.config import LinkSettings
 from ssd_cluster.errors import ConfigError, LinkError
+from ssd_cluster.link.access import (
+    SAID,
+    Doorman,
+    Metadata,
+    Refusal,
+    credentials_of,
+    require_protection,
+    warn_of_clear_text,
+)
 from ssd_cluster.link.codec import Side
 from ssd_cluster.link.grpc_transport import (
     METHOD,
@@ -25,35 +34,24 @@ from ssd_cluster.link.grpc_transport import (
     SERVICE,
     ClientTransport,
     ServerTransport,
+    answered,
+    bind,
     channel_options,
     explain,
+    name_of,
+    open_channel,
+    refuse,
 )
 from ssd_cluster.link.limits import Limits
 from ssd_cluster.link.loop import LinkLoop
 from ssd_cluster.link.remote import LINGER_S, RemoteStream
 from ssd_cluster.link.stream import Inbox, Stream
+from ssd_cluster.link.tls import TlsFiles, load_tls, why_refused
 
 log = logging.getLogger(__name__)
 
+_MIN_LOOK_S = 0.5  # for a second look at a failed handshake, though the deadline be near
 _ANSWER_S = 1.0  # how much longer than its own deadline a blocking call waits for the loop
-
-
-def require_loopback(host: str, key: str) -> None:
-    """Refuse to talk beyond this machine while the link has neither encryption nor credentials.
-
-    Raises:
-        ConfigError: ``host`` is not a loopback address; the message says what to set.
-    """
-    if host == "localhost":
-        return
-    with suppress(ValueError):
-        if ipaddress.ip_address(host).is_loopback:
-            return
-    raise ConfigError(
-        f"{key} = {host!r} is not a loopback address: the draft link has no TLS and no token yet, and prompts would"
-        f" travel in the clear; set {key} to 127.0.0.1 (or localhost, ::1)",
-        param=key,
-    )
 
 
 def split_endpoint(endpoint: str) -> tuple[str, int]:
@@ -95,28 +93,52 @@ def connect(
     Whatever the draft sends goes into ``inbox``. Not to be called on the loop's thread.
 
     Raises:
-        ConfigError: the endpoint is malformed or not on this machine.
-        LinkError: nothing answers there, it is no draft, or the deadline passed.
+        ConfigError: the endpoint is malformed, or beyond this machine without TLS or a token; a certificate or token
+            file cannot be used.
+        LinkError: nothing answers there, it is no draft, one side refuses the other, or the deadline passed.
     """
     host, port = split_endpoint(endpoint)
-    require_loopback(host, "endpoint")
-    opening = _open(_join_endpoint(host, port), inbox, settings, loop, limits or _limits(settings))
-    return loop.call(opening, settings.connect_timeout_s + _ANSWER_S)
-
-
-async def _open(endpoint: str, inbox: Inbox, settings: LinkSettings, loop: LinkLoop, limits: Limits) -> Stream:
-    channel: Any = grpc.aio.insecure_channel(endpoint, options=channel_options(settings))
-    call = channel.stream_stream(PATH)()
+    require_protection(host, "endpoint", settings)
+    metadata = credentials_of(settings)
+    tls = load_tls(settings.tls, Side.TARGET) if settings.tls is not None else None
+    deadline = time.monotonic() + settings.connect_timeout_s
+    opening = _open(_join_endpoint(host, port), inbox, settings, loop, limits or _limits(settings), tls, metadata)
     try:
-        # The draft sends its initial metadata at once, so this also proves that a draft is there.
-        await asyncio.wait_for(call.wait_for_connection(), settings.connect_timeout_s)
+        stream = loop.call(opening, settings.connect_timeout_s + _ANSWER_S)
+    except _Unreachable as error:
+        left_s = max(_MIN_LOOK_S, deadline - time.monotonic())
+        reason = why_refused(host, port, settings.tls, left_s)
+        raise LinkError(f"no draft answers at {endpoint}: {reason or error.message}") from None
+    warn_of_clear_text(host, settings)
+    return stream
+
+
+class _Unreachable(LinkError):
+    """No call came about; TLS may be the reason."""
+
+
+async def _open(
+    endpoint: str,
+    inbox: Inbox,
+    settings: LinkSettings,
+    loop: LinkLoop,
+    limits: Limits,
+    tls: TlsFiles | None,
+    metadata: Metadata,
+) -> Stream:
+    channel = open_channel(endpoint, settings, tls)
+    call = channel.stream_stream(PATH)(metadata=metadata)
+    try:
+        await asyncio.wait_for(answered(call), settings.connect_timeout_s)
     except BaseException as error:
         call.cancel()
         await channel.close()
         if isinstance(error, grpc.aio.AioRpcError):
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 raise LinkError(f"what listens at {endpoint} is no draft of this project") from None
-            raise LinkError(f"no draft answers at {endpoint}: {explain(error)}") from None
+            if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.RESOURCE_EXHAUSTED):
+                raise LinkError(f"refused at {endpoint}: {error.details()}") from None
+            raise _Unreachable(explain(error)) from None
         if isinstance(error, TimeoutError):
             raise LinkError(f"no draft answered at {endpoint} within {settings.connect_timeout_s:g} s") from None
         raise
@@ -139,14 +161,28 @@ class Listener:
         settings: LinkSettings,
         loop: LinkLoop,
         limits: Limits | None = None,
+        max_streams: int | None = None,
+        refused: Callable[[str], None] | None = None,
     ) -> None:
         """Listen on ``host:port``; port 0 takes a free one.
 
+        Args:
+            host, port: where to listen.
+            inbox: of the draft.
+            settings: deadlines, TLS, token file.
+            loop: owns the server.
+            limits: of frames; by default what ``settings`` says.
+            max_streams: most streams at once; None: any number.
+            refused: called with the reason (``access.Refusal``) of each stream that is not taken, on the loop.
+
         Raises:
-            ConfigError: ``host`` is not a loopback address.
+            ConfigError: ``host`` is beyond this machine, and there is neither TLS nor a token; a certificate or token
+                file cannot be used.
             LinkError: the port is taken or may not be used.
         """
-        require_loopback(host, "host")
+        require_protection(host, "host", settings)
+        self._tls = load_tls(settings.tls, Side.DRAFT) if settings.tls is not None else None
+        self._doorman = Doorman(settings, max_streams, refused)
         self._inbox = inbox
         self._settings = settings
         self._loop = loop
@@ -156,6 +192,7 @@ class Listener:
         self._host = host
         _require_free(host, port)
         self._port = loop.call(self._listen(port), settings.connect_timeout_s + _ANSWER_S)
+        warn_of_clear_text(host, settings)
 
     @property
     def port(self) -> int:
@@ -190,7 +227,7 @@ class Listener:
         handler = grpc.stream_stream_rpc_method_handler(self._serve)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
         try:
-            bound = server.add_insecure_port(_join_endpoint(self._host, port))
+            bound = bind(server, _join_endpoint(self._host, port), self._tls)
         except RuntimeError as error:
             await server.stop(None)
             raise LinkError(f"cannot listen on {_join_endpoint(self._host, port)}: {error}") from None
@@ -202,10 +239,15 @@ class Listener:
     async def _serve(self, _requests: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         if self._server is None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the draft stops")
+        refusal = self._doorman.refusal(context.invocation_metadata() or (), context.peer(), len(self._streams))
+        if refusal is not None:
+            full = refusal is Refusal.FULL
+            code = grpc.StatusCode.RESOURCE_EXHAUSTED if full else grpc.StatusCode.UNAUTHENTICATED
+            await refuse(context, code, SAID[refusal])
         await context.send_initial_metadata(())
         stream = RemoteStream(
             Side.DRAFT,
-            context.peer(),
+            name_of(context),
             ServerTransport(context),
             self._inbox,
             self._settings,

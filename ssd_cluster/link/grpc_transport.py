@@ -13,6 +13,7 @@ from ssd_cluster.config import LinkSettings
 from ssd_cluster.errors import LinkClosed
 from ssd_cluster.link._pb import draft_link_pb2 as pb
 from ssd_cluster.link.remote import Transport
+from ssd_cluster.link.tls import TlsFiles
 
 _service = pb.DESCRIPTOR.services_by_name["DraftLink"]
 SERVICE: str = _service.full_name
@@ -20,6 +21,7 @@ METHOD: str = _service.methods_by_name["Rounds"].name
 PATH = f"/{SERVICE}/{METHOD}"
 
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
+_REFUSED = "ssd-refused"  # initial metadata: the status that follows says why
 _REASON = "ssd-reason-bin"  # trailing metadata: why a draft closed
 
 
@@ -40,6 +42,54 @@ def channel_options(settings: LinkSettings) -> list[tuple[str, int]]:
         ("grpc.use_local_subchannel_pool", 1),  # a reconnect does not inherit the back-off of a dead one
         ("grpc.so_reuseport", 0),  # a busy port is an error
     ]
+
+
+def open_channel(endpoint: str, settings: LinkSettings, tls: TlsFiles | None) -> Any:
+    """A target's channel, encrypted if there are certificates; on the loop."""
+    options: list[tuple[str, int | str]] = [*channel_options(settings)]
+    if tls is None:
+        return grpc.aio.insecure_channel(endpoint, options=options)
+    if settings.tls is not None and settings.tls.server_name is not None:
+        options.append(("grpc.ssl_target_name_override", settings.tls.server_name))
+    credentials = grpc.ssl_channel_credentials(tls.authority, tls.key, tls.certificate)
+    return grpc.aio.secure_channel(endpoint, credentials, options=options)
+
+
+def bind(server: grpc.aio.Server, endpoint: str, tls: TlsFiles | None) -> int:
+    """Give a draft's server its port, encrypted if there are certificates; returns the port.
+
+    Raises:
+        RuntimeError: it cannot be bound.
+    """
+    if tls is None:
+        return server.add_insecure_port(endpoint)
+    credentials = grpc.ssl_server_credentials([(tls.key, tls.certificate)], tls.authority, require_client_auth=True)
+    return server.add_secure_port(endpoint, credentials)
+
+
+async def answered(call: Any) -> None:
+    """Wait until a draft has taken this call; it sends its initial metadata at once, so that proves that one is there.
+
+    Raises:
+        grpc.aio.AioRpcError: there is none, or it refuses the call.
+    """
+    await call.wait_for_connection()
+    if dict(await call.initial_metadata()).get(_REFUSED) is not None:
+        await call.read()  # there is nothing to read but the status, and that raises
+        raise LinkClosed("the draft refuses the call")
+
+
+async def refuse(context: grpc.aio.ServicerContext[Any, Any], code: grpc.StatusCode, details: str) -> None:
+    """End a call that was not taken. Its first words say so: a target would else take it for the start of a stream."""
+    await context.send_initial_metadata(((_REFUSED, "1"),))
+    await context.abort(code, details)
+
+
+def name_of(context: grpc.aio.ServicerContext[Any, Any]) -> str:
+    """Address of a target, with the common name of its certificate where it has one; for logs."""
+    names = context.auth_context().get("x509_common_name", ())
+    known = b",".join(names).decode(errors="replace")
+    return f"{context.peer()} ({known})" if known else str(context.peer())
 
 
 class ClientTransport(Transport):

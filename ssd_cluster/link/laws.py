@@ -23,6 +23,7 @@ SUM_TOLERANCE = 1e-3
 """A row of float32 probabilities sums to 1 within this."""
 
 _WIDTH = 4
+_ENVELOPE = 64
 
 
 def pack_law(
@@ -51,6 +52,12 @@ def pack_law(
         b"".join(np.asarray(row, dtype="<u4").tobytes() for row in ids),
         b"".join(row.tobytes() for row in rows),
     )
+
+
+def law_bytes(kind: ProposalKind, k: int, vocabulary: int, top_m: int) -> int:
+    """Bytes of the largest frame with the law of ``k`` tokens, envelope included."""
+    entries = vocabulary * _WIDTH if kind is ProposalKind.DENSE else min(top_m, vocabulary) * 2 * _WIDTH
+    return k * (entries + _WIDTH) + _ENVELOPE
 
 
 def probability_rows(law: Law) -> list[Probabilities]:

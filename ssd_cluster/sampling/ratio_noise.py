@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import torch
-from ssd_kernels.philox import exponential_noise, uniform_noise
+from ssd_kernels.philox import Backend, exponential_noise, philox4x32, uniform_noise, words_to_exponential
 from torch import Tensor
 
 from ssd_cluster.sampling.params import SEED_MASK
@@ -150,3 +151,26 @@ class DraftDraws:
         else:
             self._rows.move_to_end(key)
         return found
+
+
+def draft_noise_at(draws: Sequence[DraftDraws], positions: Sequence[int], rounds: Sequence[int], ids: Tensor) -> Tensor:
+    """``draws[i].row(positions[i], rounds[i])`` at a few ids of each row, without the rest of the rows; on the CPU.
+
+    Args:
+        draws, positions, rounds: n of each, as for :meth:`DraftDraws.row`.
+        ids: int64 ``[n, m]``.
+
+    Returns:
+        float32 ``[n, m]``.
+    """
+    n, m = ids.shape
+    words = torch.tensor(
+        [
+            (position, DRAFT_DOMAIN, round_word, one.seed & 0xFFFFFFFF, one.seed >> 32 & 0xFFFFFFFF)
+            for one, position, round_word in zip(draws, positions, rounds, strict=True)
+        ],
+        dtype=torch.int64,
+    ).reshape(n, 1, 5)
+    blocks = torch.cat([(ids >> 2).unsqueeze(-1), words.expand(n, m, 5)], dim=-1).reshape(n * m, 6)
+    drawn = philox4x32(blocks[:, :4], blocks[:, 4:], backend=Backend.NUMPY)
+    return words_to_exponential(drawn.gather(1, (ids & 3).reshape(n * m, 1))).reshape(n, m)

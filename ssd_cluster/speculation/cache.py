@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ssd_cluster.speculation.chains import RatioChains
 from ssd_cluster.speculation.trie import Continuation, TokenTrie
-from ssd_cluster.types import BlockOrigin, LookupResult, Proposal, ProposalKind, fingerprint
+from ssd_cluster.types import RATIO_KINDS, BlockOrigin, LookupResult, Proposal, ProposalKind, fingerprint
 
 _PROPOSALS_KEPT = 3
 
@@ -28,6 +29,8 @@ class BranchLike(Protocol):
     def tokens(self) -> Sequence[int]: ...
     @property
     def score(self) -> float: ...
+    @property
+    def jit(self) -> bool: ...
 
 
 class BlockLike(Protocol):
@@ -69,6 +72,7 @@ class SpeculationCache:
 
     def __init__(self, base_len: int, max_nodes: int = 400) -> None:
         self._trie = TokenTrie(base_len, max_nodes)
+        self._chains = RatioChains(base_len)
         self._proposals: dict[int, tuple[int, ...]] = {}
         self._expected = 0
         self._arrived = False
@@ -106,6 +110,8 @@ class SpeculationCache:
         else:
             self._others = True
         proposed = self._proposals.get(block.fingerprint, ())
+        if kind in RATIO_KINDS:
+            self._chains.add(block, kind, source)
         ranks: dict[int, int] = {}
         stale = 0
         for index, branch in enumerate(block.branches):
@@ -132,8 +138,10 @@ class SpeculationCache:
         With ``k`` = 0 nothing can be proposed: the result then says only whether the outcome was guessed.
         """
         walk = self._trie.advance(tokens)
-        continuation = self._trie.lookup(k)
-        if walk.found and (continuation is not None or k == 0):
+        self._chains.advance(len(tokens), self._expected, tokens[-1])
+        named = self._chains.lookup(k)
+        continuation = named or self._trie.lookup(k)
+        if named is not None or (walk.found and (continuation is not None or k == 0)):
             result = LookupResult.HIT
         elif self._arrived:
             result = LookupResult.LATE if walk.found else LookupResult.MISS
@@ -145,10 +153,11 @@ class SpeculationCache:
 
     def lookup(self, k: int) -> Continuation | None:
         """What can be proposed now, without an outcome: after waiting for a just-in-time chain or a late block."""
-        return self._trie.lookup(k)
+        return self._chains.lookup(k) or self._trie.lookup(k)
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Commit tokens of a round that no block was expected for (plain steps); not a lookup."""
         self._trie.advance(tokens)
+        self._chains.forget(len(tokens))
         self._arrived = self._others = False
         self._expected = fingerprint(self.base_len, ())

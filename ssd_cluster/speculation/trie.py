@@ -6,8 +6,8 @@ path, so one walk answers partial depth, blocks that are a round late, several p
 A node's score is the estimated log-probability that its token follows its parent: 0 for kept and for drafted tokens
 (the draft's first choice there), the branch's score for a guessed t*. The chain of best scores below the root is the
 next proposal. Under the equality rule any tokens may be proposed, so chains of kinds ``coupled`` and ``delta`` may be
-joined (the whole is ``delta`` unless all of it is ``coupled``). A ratio kind must stay one draw of one source: it is
-kept only for the chain of the newest branch that the outcome named; the same tokens anywhere else are ``delta``.
+joined (the whole is ``delta`` unless all of it is ``coupled``). A walk selects by tokens, so whatever else hangs here
+is ``delta`` too; what may be verified by a ratio rule is kept apart (``chains``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 from ssd_cluster.types import BlockOrigin, Proposal, ProposalKind
 
-_RATIO_KINDS = frozenset({ProposalKind.SPARSE, ProposalKind.DENSE})
 _HISTORY_TOKENS = 256
 
 
@@ -172,11 +171,9 @@ class TokenTrie:
         """The best chain of at most ``k`` tokens that follows the committed text; None if there is none."""
         if k <= 0 or not self._root.children:
             return None
-        chain, kind = self._ratio_chain(k), self._root.kind
-        if not chain:
-            chain = self._best_chain(k)
-            coupled = all(node.kind is ProposalKind.COUPLED for _, node in chain)
-            kind = ProposalKind.COUPLED if coupled else ProposalKind.DELTA
+        chain = self._best_chain(k)
+        coupled = all(node.kind is ProposalKind.COUPLED for _, node in chain)
+        kind = ProposalKind.COUPLED if coupled else ProposalKind.DELTA
         first = chain[0][1]
         drafted = first.owner is not None and first.offset >= 0
         return Continuation(
@@ -193,19 +190,6 @@ class TokenTrie:
         while len(chain) < k and node.children:
             token, node = max(node.children.items(), key=_preference)
             chain.append((token, node))
-        return chain
-
-    def _ratio_chain(self, k: int) -> list[tuple[int, _Node]]:
-        """The one source's chain that may be verified with its q: chosen by the outcome, blind to tokens and scores."""
-        node = self._root
-        named = node.owner if node.offset < 0 and node.kind in _RATIO_KINDS else None
-        chain: list[tuple[int, _Node]] = []
-        while named is not None and len(chain) < k:
-            step = next((i for i in node.children.items() if i[1].owner == named and i[1].offset == len(chain)), None)
-            if step is None:
-                break
-            chain.append(step)
-            node = step[1]
         return chain
 
     def trim(self) -> None:

@@ -8,17 +8,20 @@ from collections.abc import Mapping
 
 from ssd_cluster.config import TargetSettings
 from ssd_cluster.errors import ConfigError, ContextTooLong, InvalidRequest, Overloaded
+from ssd_cluster.link.laws import law_bytes
 from ssd_cluster.model.kv import SequenceBlocks
 from ssd_cluster.model.runner import ModelRunner
 from ssd_cluster.sampling.noise import NoiseSource
 from ssd_cluster.sampling.processors import RowParams
+from ssd_cluster.sampling.ratio_noise import ratio_key
 from ssd_cluster.target.drafts import DraftPool
 from ssd_cluster.target.finish import FinishRules, OutputState
+from ssd_cluster.target.laws import ChoiceDraws
 from ssd_cluster.target.request import GenerationRequest, Sink, SpeculationStats
 from ssd_cluster.target.sequence import Choice, LiveRequest
 from ssd_cluster.target.session import SessionTerms
 from ssd_cluster.text.tokenizer import Tokenizer
-from ssd_cluster.types import Mode, Proposal
+from ssd_cluster.types import Mode, Proposal, ProposalKind
 
 
 class Admission:
@@ -32,7 +35,8 @@ class Admission:
         rng: seeds of requests without one.
 
     Raises:
-        ConfigError: the model has a reduced output vocabulary and cannot be a target.
+        ConfigError: the model has a reduced output vocabulary and cannot be a target, or the laws of its vocabulary do
+            not fit a frame.
     """
 
     def __init__(
@@ -40,11 +44,13 @@ class Admission:
     ) -> None:
         if runner.output_ids is not None:
             raise ConfigError("a checkpoint with a reduced output vocabulary can only be a draft", param="model.path")
+        _check_frame(settings, tokenizer.vocabulary)
         self._runner = runner
         self._tokenizer = tokenizer
         self._settings = settings
         self._drafts = drafts
         self._rng = rng
+        self._secret = rng.getrandbits(128)
         self._arrivals = itertools.count()
 
     def admit(self, live: LiveRequest, others: Mapping[str, LiveRequest], queued: int) -> None:
@@ -87,6 +93,7 @@ class Admission:
                 output=OutputState(rules, self._tokenizer),
                 rows=(masked, plain),
                 noise=None if plain.greedy else self._noise(choice_seed),
+                draws=None if plain.greedy else self._draws(choice_seed, k),
                 k=k,
                 proposal=Proposal(len(request.prompt_token_ids)),
             )
@@ -134,8 +141,13 @@ class Admission:
         rows = 2 * self._settings.speculation.k + 2
         return NoiseSource(seed, self._runner.config.vocab_size, self._runner.device, capacity=rows)
 
+    def _draws(self, seed: int, k: int) -> ChoiceDraws | None:
+        if not k or not self._settings.uses_laws:
+            return None
+        return ChoiceDraws(ratio_key(self._secret, seed), self._runner.config.vocab_size, self._runner.device)
+
     def _terms(self, choice: Choice, seed: int, rules: FinishRules) -> SessionTerms:
-        params = choice.live.request.params
+        params, speculation = choice.live.request.params, self._settings.speculation
         return SessionTerms(
             tokens=choice.tokens,
             k=choice.k,
@@ -146,5 +158,23 @@ class Admission:
             stop_ids=self._known(rules.ending_ids),
             max_len=choice.max_len,
             priority=choice.live.request.priority,
-            kind=self._settings.speculation.kind,
+            # A greedy law is a point mass: its tokens say all there is to know.
+            kind=ProposalKind.DELTA if speculation.ratio and choice.draws is None else speculation.kind,
+            top_m=speculation.top_m if speculation.kind is ProposalKind.SPARSE else 0,
+            saguaro_c=speculation.saguaro.c,
+            saguaro_f=speculation.saguaro.f if speculation.saguaro.c < 1 else 0,
+        )
+
+
+def _check_frame(settings: TargetSettings, vocabulary: int) -> None:
+    """The largest law must fit a frame, or it would be missing every time."""
+    speculation, most = settings.speculation, settings.link.frame_bytes
+    if not settings.uses_laws:
+        return
+    size = law_bytes(speculation.kind, speculation.k, vocabulary, speculation.top_m)
+    if size > most:
+        raise ConfigError(
+            f"laws of kind {speculation.kind.value!r} for k = {speculation.k} take {size} bytes, more than link."
+            f"frame_bytes = {most}: raise it on both sides, lower k, or use kind 'sparse'",
+            param="link.frame_bytes",
         )

@@ -17,6 +17,7 @@ from ssd_cluster.link.messages import (
     Close,
     CommitBatch,
     CommitRow,
+    Law,
     Load,
     Message,
     Nack,
@@ -27,6 +28,7 @@ from ssd_cluster.link.messages import (
 )
 from ssd_cluster.metrics import TargetMetrics
 from ssd_cluster.speculation.cache import SpeculationCache
+from ssd_cluster.target.laws import LawDesk
 from ssd_cluster.target.links import DraftLinks
 from ssd_cluster.target.replica import DraftReplica, ReplicaState
 from ssd_cluster.target.session import Ceilings, Session, SessionState, SessionTerms
@@ -45,6 +47,7 @@ class DraftPool:
         links: connections to the replicas.
         settings: of the target.
         vocabulary: ids from here on are invalid in blocks.
+        laws: takes the laws of ratio kinds in.
         metrics: counters of this target.
         clock: seconds, monotonic.
         rng: session ids.
@@ -55,6 +58,7 @@ class DraftPool:
         links: DraftLinks,
         settings: TargetSettings,
         vocabulary: int,
+        laws: LawDesk,
         metrics: TargetMetrics,
         clock: Callable[[], float],
         rng: random.Random,
@@ -64,6 +68,7 @@ class DraftPool:
         self._rows = settings.speculation.rows if settings.mode is Mode.SSD else 0
         self._breaker = settings.breaker
         self._vocabulary = vocabulary
+        self._laws = laws
         self._metrics = metrics
         self._clock = clock
         self._rng = rng
@@ -163,6 +168,10 @@ class DraftPool:
         if isinstance(message, BlockBatch):
             for block in message.blocks:
                 self._take(replica, block)
+        elif isinstance(message, Law):
+            session = self._current(replica, message.session, message.epoch)
+            if session is not None:
+                self._laws.take(session, message)
         elif isinstance(message, Opened):
             session = self._current(replica, message.session, message.epoch)
             if session is not None and session.state is SessionState.OPENING:

@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 
 from ssd_cluster.config import TargetSettings
 from ssd_cluster.errors import EngineStopped, SsdClusterError
-from ssd_cluster.link.messages import Hello
 from ssd_cluster.link.stream import Inbox
 from ssd_cluster.metrics import TargetMetrics
 from ssd_cluster.model.runner import ModelRunner
 from ssd_cluster.target.admission import Admission
 from ssd_cluster.target.drafts import DraftPool
-from ssd_cluster.target.links import DraftLinks
+from ssd_cluster.target.laws import LawDesk
+from ssd_cluster.target.links import DraftLinks, greeting
 from ssd_cluster.target.proposer import Proposer
 from ssd_cluster.target.replica import Connector
 from ssd_cluster.target.request import GenerationRequest, Sink
@@ -26,8 +26,10 @@ from ssd_cluster.target.scheduler import Scheduler
 from ssd_cluster.target.sequence import Choice, LiveRequest
 from ssd_cluster.target.snapshot import EngineSnapshot, count_sessions
 from ssd_cluster.target.times import RoundTimes
+from ssd_cluster.target.verification import Verifier
 from ssd_cluster.text.tokenizer import Tokenizer
 from ssd_cluster.types import FinishReason, Mode
+from ssd_cluster.verify import rules_for
 
 logger = logging.getLogger(__name__)
 
@@ -76,22 +78,18 @@ class TargetEngine:
         self._aborted: deque[str] = deque()
         rng = rng if rng is not None else random.SystemRandom()
         speculates = settings.mode is not Mode.AR and settings.speculation.k > 0
-        hello = Hello(
-            target_id=f"{settings.name}-{rng.getrandbits(32):08x}",
-            incarnation=rng.getrandbits(64),
-            tokenizer_hash=tokenizer.hash,
-            vocabulary=tokenizer.vocabulary,
-        )
+        known = tokenizer.vocabulary
         links = DraftLinks(
             connectors if speculates else (),
-            hello,
+            greeting(settings, tokenizer.hash, known, rng),
             settings.link,
             settings.breaker,
             self._inbox,
             self.metrics,
             rng,
         )
-        self.drafts = DraftPool(links, settings, tokenizer.vocabulary, self.metrics, clock, rng)
+        laws = LawDesk(known, runner.config.vocab_size, runner.device, self.metrics)
+        self.drafts = DraftPool(links, settings, known, laws, self.metrics, clock, rng)
         self._scheduler = Scheduler(
             runner.pool,
             max_batch=settings.max_batch,
@@ -108,7 +106,7 @@ class TargetEngine:
             proposer,
             self.metrics,
             self.times,
-            tokenizer.vocabulary,
+            Verifier(rules_for(settings.speculation.kind, settings.speculation.rule.value), known, laws),
             clock,
             self._choice_ended,
         )

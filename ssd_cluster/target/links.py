@@ -12,15 +12,29 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from ssd_cluster.config import BreakerSettings, LinkSettings
+from ssd_cluster.config import BreakerSettings, LinkSettings, TargetSettings
 from ssd_cluster.errors import LinkClosed, LinkError
 from ssd_cluster.link.handshake import first_difference
 from ssd_cluster.link.messages import Hello, Load, Message, StreamClosed, Welcome
 from ssd_cluster.link.stream import Inbox, Stream
 from ssd_cluster.metrics import TargetMetrics
 from ssd_cluster.target.replica import Connector, DraftReplica, ReplicaState
+from ssd_cluster.types import ProposalKind
 
 logger = logging.getLogger(__name__)
+
+
+def greeting(settings: TargetSettings, tokenizer_hash: str, vocabulary: int, rng: random.Random) -> Hello:
+    """What a target says of itself; its kinds hold a ratio kind only if it uses the draft's laws."""
+    kind = settings.speculation.kind if settings.uses_laws else ProposalKind.COUPLED
+    return Hello(
+        target_id=f"{settings.name}-{rng.getrandbits(32):08x}",
+        incarnation=rng.getrandbits(64),
+        tokenizer_hash=tokenizer_hash,
+        vocabulary=vocabulary,
+        kinds=(kind, ProposalKind.DELTA),
+        trust_domain=settings.trust_domain or "",
+    )
 
 
 class DraftLinks:

@@ -7,7 +7,7 @@ that this pays for the whole batch, or takes the n-gram fallback, or nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ssd_cluster.config import Fallback, TargetSettings
@@ -17,6 +17,7 @@ from ssd_cluster.metrics import TargetMetrics
 from ssd_cluster.speculation.waiting import WaitEstimator, make_policy
 from ssd_cluster.target.drafts import DraftPool
 from ssd_cluster.target.finish import Accepted
+from ssd_cluster.target.laws import await_laws
 from ssd_cluster.target.sequence import Choice
 from ssd_cluster.target.session import Ceilings, Session, SessionState
 from ssd_cluster.target.times import RoundTimes
@@ -149,6 +150,10 @@ class Proposer:
                 self._pool.observe(choice.session, late=True)
         self._give_up(remaining)
         self._observe_wait(self._clock() - started)
+
+    def await_laws(self, sessions: Iterable[Session]) -> None:
+        """Give the laws of the proposals that these sessions verify now the last moment to come."""
+        await_laws(sessions, self._inbox, self._pool.receive, self._times, self._clock)
 
     def _look_up(self, row: Decided) -> bool:
         """Advance the session's cache; True if the choice has its proposal or can have none."""

@@ -1,8 +1,8 @@
 """One round of the target: forward, verify, commit, then everything that can happen later.
 
-proposals -> one ragged forward over [last token, proposal] of all rows, prompt chunks beside them -> processors
--> rule by proposal kind -> finish logic, token by token -> lookup, commit sent -> KV bookkeeping, text, events
--> wait for chains, if the rule says so
+proposals -> one ragged forward over [last token, proposal] of all rows, prompt chunks beside them -> laws of ratio
+kinds -> processors -> rule by proposal kind -> finish logic, token by token -> lookup, commit sent -> KV bookkeeping,
+text, events -> wait for chains, if the rule says so
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ssd_cluster.target.scheduler import Row, Scheduler
 from ssd_cluster.target.sequence import Choice
 from ssd_cluster.target.session import SessionState
 from ssd_cluster.target.times import RoundTimes, Stopwatch
-from ssd_cluster.target.verification import outcomes, proposal_of
+from ssd_cluster.target.verification import Verifier, by_ratio, proposal_of
 from ssd_cluster.types import FinishReason
 
 
@@ -33,7 +33,7 @@ class RoundLoop:
         proposer: decides what is verified next.
         metrics: counters.
         times: breakdown of the time.
-        valid_vocab: ids that the tokenizer knows.
+        verifier: rules, and what they need.
         clock: seconds, monotonic.
         ended: called with each choice that has ended, after its last event.
     """
@@ -46,7 +46,7 @@ class RoundLoop:
         proposer: Proposer,
         metrics: TargetMetrics,
         times: RoundTimes,
-        valid_vocab: int,
+        verifier: Verifier,
         clock: Callable[[], float],
         ended: Callable[[Choice, FinishReason], None],
     ) -> None:
@@ -55,7 +55,7 @@ class RoundLoop:
         self._pool = pool
         self._proposer = proposer
         self._account = Account(metrics, times, proposer.estimator)
-        self._valid_vocab = valid_vocab
+        self._verifier = verifier
         self._clock = clock
         self._ended = ended
         self._forward_ended: float | None = None
@@ -76,7 +76,10 @@ class RoundLoop:
         watch.lap("forward", self._clock())
         self._forward_ended = watch.now
         deciding = [row for row in rows if row.decides]
-        results = outcomes(deciding, logits, self._valid_vocab) if deciding else []
+        if any(by_ratio(row) for row in deciding):
+            self._await_laws(deciding)
+            watch.lap("draft_wait", self._clock())
+        results = self._verifier.outcomes(deciding, logits) if deciding else []
         watch.lap("verify", self._clock())
         self._pool.receive()
         watch.lap("link", self._clock())
@@ -106,6 +109,11 @@ class RoundLoop:
             if row.n_run > 1 and row.choice.n_left > 1 and self._pool.may_open(session):
                 self._pool.open(session)
 
+    def _await_laws(self, rows: list[Row]) -> None:
+        """Laws travel while the forward runs; the last of them may need a moment more."""
+        sessions = [row.choice.session for row in rows if by_ratio(row) and row.choice.session is not None]
+        self._proposer.await_laws(sessions)
+
     def _sample_hit_path(self, watch: Stopwatch) -> None:
         if self._forward_ended is not None:
             self._account.hit_path(watch.now - self._forward_ended)
@@ -131,11 +139,8 @@ class RoundLoop:
         for result in decided:
             self._publish(result)
         for result in decided:
-            choice = result.choice
-            if not result.ended and choice.noise is not None:
-                base, n_next = len(choice.tokens), len(choice.proposal.tokens) or choice.draft_room()
-                choice.noise.discard_below(base)
-                choice.noise.prefetch(range(base, base + n_next + 1))
+            if not result.ended:
+                result.choice.draw_ahead()
 
     def _publish(self, result: Decided) -> None:
         """Hand the new tokens to the client and let an ended choice go."""
@@ -153,7 +158,7 @@ class RoundLoop:
 
 def _draw_ahead(choice: Choice) -> bool:
     """Draw one row of noise for the rounds after the next one, so that a hit then draws none; False if none lacks."""
-    if choice.ended or choice.noise is None:
+    if choice.ended or choice.noise is None or choice.draws is not None:
         return False
     base = len(choice.tokens)
     return choice.noise.draw_missing(range(base, min(base + 2 * choice.draft_room() + 2, choice.max_len)))

@@ -9,11 +9,13 @@ from ssd_cluster.config import SpeculationSettings
 from ssd_cluster.model.kv import SequenceBlocks
 from ssd_cluster.sampling.noise import NoiseSource
 from ssd_cluster.sampling.processors import RowParams
+from ssd_cluster.sampling.ratio_noise import RoundDraws
 from ssd_cluster.speculation.ngram import NgramProposer
 from ssd_cluster.target.finish import OutputState
+from ssd_cluster.target.laws import ChoiceDraws
 from ssd_cluster.target.request import Delta, Event, Finished, GenerationRequest, Sink, SpeculationStats
 from ssd_cluster.target.session import Session
-from ssd_cluster.types import FinishReason, Proposal
+from ssd_cluster.types import RATIO_KINDS, FinishReason, Proposal
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +36,7 @@ class Choice:
         output: finish logic and text.
         rows: how logits are processed: (while stop tokens are masked, after that).
         noise: equality noise; None at temperature 0.
+        draws: randomness of ratio rules; None at temperature 0, and where no ratio rule is used.
         k: most tokens proposed per round, by settings and request; 0: this choice does not speculate.
         proposal: verified in the next round.
         session: handle on a draft session; None without speculation.
@@ -52,6 +55,7 @@ class Choice:
     noise: NoiseSource | None
     k: int
     proposal: Proposal
+    draws: ChoiceDraws | None = None
     session: Session | None = None
     ngram: NgramProposer | None = None
     admitted: bool = False
@@ -92,6 +96,26 @@ class Choice:
         """How the row that draws the token at absolute ``position`` is processed."""
         masked = position - self.prompt_len < self.live.request.params.min_tokens
         return self.rows[0 if masked else 1]
+
+    def take_draws(self) -> RoundDraws:
+        """Fresh randomness of a ratio rule for the verification that happens now.
+
+        Raises:
+            ValueError: the choice is greedy or no ratio rule is configured, so nothing of a ratio kind is proposed.
+        """
+        if self.draws is None:
+            raise ValueError("a choice without draws has no proposals of a ratio kind")
+        return self.draws.take(len(self.tokens))
+
+    def draw_ahead(self) -> None:
+        """Draw the noise of the next verification before its forward ends: of the rule that it will probably use."""
+        base, n = len(self.tokens), len(self.proposal.tokens)
+        waits = n == 0 and self.draws is not None
+        if self.draws is not None and (waits or self.proposal.kind in RATIO_KINDS):
+            self.draws.prepare(base, n or self.draft_room())
+        if self.noise is not None and self.proposal.kind not in RATIO_KINDS:
+            self.noise.discard_below(base)
+            self.noise.prefetch(range(base, base + 1 + (0 if waits else n or self.draft_room())))
 
     def fallback(self, settings: SpeculationSettings, k: int) -> Proposal:
         """N-gram proposal of at most ``k`` tokens from the choice's own text, or an empty one."""

@@ -14,6 +14,7 @@ from ssd_cluster.types import Proposal, ProposalKind
 
 if TYPE_CHECKING:
     from ssd_cluster.target.replica import DraftReplica
+    from ssd_cluster.verify import DraftLaw
 
 SUSPECT_AFTER = 2
 REOPEN_LIMIT = 3
@@ -43,6 +44,9 @@ class SessionTerms:
     max_len: int
     priority: int
     kind: ProposalKind
+    top_m: int = 0
+    saguaro_c: float = 1.0
+    saguaro_f: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,8 @@ class Session:
         late_rounds: consecutive rounds whose block did not come in time.
         inflight: proposal that is verified now or next.
         expecting: a block was asked for in this round.
+        law: the law of ``inflight``, once it has come.
+        law_refused: a law for ``inflight`` has come and could not be used.
     """
 
     def __init__(self, session_id: int, terms: SessionTerms) -> None:
@@ -80,6 +86,8 @@ class Session:
         self.refused = False
         self.inflight = Proposal(len(terms.tokens))
         self.expecting = False
+        self.law: DraftLaw | None = None
+        self.law_refused = False
         self._reopened: deque[float] = deque(maxlen=REOPEN_LIMIT)
 
     @property
@@ -95,7 +103,7 @@ class Session:
         self.late_rounds = 0
         self.replica = replica
         self.cache = cache
-        self.inflight = Proposal(len(terms.tokens))
+        self._verifies(Proposal(len(terms.tokens)))
         self.expecting = rows > 0
         self.state = SessionState.OPENING
         return Open(
@@ -112,7 +120,17 @@ class Session:
             k=min(terms.k, replica.k_max),
             rows=rows,
             priority=terms.priority,
+            top_m=terms.top_m,
+            saguaro_c=terms.saguaro_c,
+            saguaro_f=terms.saguaro_f,
         )
+
+    def _verifies(self, proposal: Proposal) -> None:
+        """This is verified next; a law belongs to one proposal only."""
+        if proposal != self.inflight:
+            self.law = None
+            self.law_refused = False
+        self.inflight = proposal
 
     def detach(self, retry_at: float = 0.0) -> None:
         """Leave the replica; local fallback until the session is opened again."""
@@ -148,7 +166,7 @@ class Session:
         """
         total = len(self.terms.tokens)
         self.counter += 1
-        self.inflight = proposal if proposal is not None else Proposal(total)
+        self._verifies(proposal if proposal is not None else Proposal(total))
         self.expecting = proposal is None or ceilings.rows > 0
         if self.cache is not None:
             self.cache.propose(self.inflight)

@@ -1,17 +1,19 @@
-"""From logits to outcomes: processors, noise at absolute positions, and the rule of each proposal's kind."""
+"""From logits to outcomes: processors, the noise that a row's rule needs, and the rule of each proposal's kind."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
 from ssd_cluster.errors import NumericalError
 from ssd_cluster.sampling.processors import RowParams, process
+from ssd_cluster.target.laws import LawDesk
 from ssd_cluster.target.scheduler import Row
-from ssd_cluster.types import Proposal
-from ssd_cluster.verify import Outcome, VerifyBatch, match, verify
+from ssd_cluster.types import RATIO_KINDS, Proposal, ProposalKind
+from ssd_cluster.verify import DraftLaw, Outcome, Rule, VerifyBatch, match, verify
 
 
 def proposal_of(row: Row) -> Proposal:
@@ -19,29 +21,67 @@ def proposal_of(row: Row) -> Proposal:
     return row.choice.proposal.shortened(row.n_proposed)
 
 
-def outcomes(rows: Sequence[Row], logits: Tensor, valid_vocab: int) -> list[Outcome]:
-    """Verify the deciding rows of a forward.
+class Verifier:
+    """Verifies the deciding rows of a forward, each by the rule of its proposal's kind.
 
     Args:
-        rows: rows that decide, in the order of the forward.
-        logits: float32 [sum(n_proposed + 1), V].
+        rules: by kind.
         valid_vocab: ids from here on are padding and are never drawn.
-
-    Raises:
-        NumericalError: a row leaves nothing to draw.
+        laws: where the laws of ratio kinds are counted.
     """
-    if logits.device.type == "cpu" and logits.shape[1] == valid_vocab and all(_greedy(row) for row in rows):
-        return match([row.proposed for row in rows], _argmax(logits))
-    params: list[RowParams] = []
-    noise: list[Tensor | None] = []
-    for row in rows:
-        choice = row.choice
-        base = len(choice.tokens)
-        for position in range(base, base + row.n_proposed + 1):
-            params.append(choice.row_params(position))
-            noise.append(None if choice.noise is None else choice.noise.row(position))
-    probs = process(logits, params, valid_vocab)
-    return verify(VerifyBatch([proposal_of(row) for row in rows], probs, noise))
+
+    def __init__(self, rules: Mapping[ProposalKind, Rule], valid_vocab: int, laws: LawDesk) -> None:
+        self._rules = rules
+        self._valid_vocab = valid_vocab
+        self._laws = laws
+
+    def outcomes(self, rows: Sequence[Row], logits: Tensor) -> list[Outcome]:
+        """Outcomes of rows that decide.
+
+        Args:
+            rows: in the order of the forward.
+            logits: float32 [sum(n_proposed + 1), V].
+
+        Raises:
+            NumericalError: a row leaves nothing to draw.
+        """
+        whole = logits.device.type == "cpu" and logits.shape[1] == self._valid_vocab
+        if whole and all(_greedy(row) for row in rows):
+            return match([row.proposed for row in rows], _argmax(logits))
+        params: list[RowParams] = []
+        noise: list[Tensor | None] = []
+        for row in rows:
+            choice = row.choice
+            base = len(choice.tokens)
+            shared = choice.noise if not by_ratio(row) else None
+            for position in range(base, base + row.n_proposed + 1):
+                params.append(choice.row_params(position))
+                noise.append(None if shared is None else shared.row(position))
+        probs = process(logits, params, self._valid_vocab)
+        batch = VerifyBatch([proposal_of(row) for row in rows], probs, noise)
+        if not any(by_ratio(row) for row in rows):
+            return verify(batch, self._rules)
+        return self._with_laws(rows, batch)
+
+    def _with_laws(self, rows: Sequence[Row], batch: VerifyBatch) -> list[Outcome]:
+        laws = [_law(row) if by_ratio(row) else None for row in rows]
+        draws = [row.choice.take_draws() if by_ratio(row) else None for row in rows]
+        results = verify(replace(batch, laws=laws, draws=draws), self._rules)
+        for row, law, outcome in zip(rows, laws, results, strict=True):
+            if by_ratio(row):
+                self._laws.count(row.choice.session, law, refused=outcome.law_refused)
+        return results
+
+
+def by_ratio(row: Row) -> bool:
+    """Whether the row verifies tokens of a ratio kind."""
+    return row.n_proposed > 0 and row.choice.proposal.kind in RATIO_KINDS
+
+
+def _law(row: Row) -> DraftLaw | None:
+    """The law of the row's proposal, if it has come: it belongs to the whole of it, also where less is verified."""
+    session, proposal = row.choice.session, row.choice.proposal
+    return session.law if session is not None and session.inflight == proposal else None
 
 
 def _greedy(row: Row) -> bool:

@@ -190,40 +190,13 @@ def test_joined_kinds_are_delta() -> None:
     assert alone.kind is COUPLED
 
 
-def test_a_ratio_chain_is_the_newest_named_branch_whatever_its_score() -> None:
-    trie = TokenTrie(0)
-    insert(trie, 0, (), 1, (2, 3), kind=DENSE, origin=BlockOrigin(1, 0, 0), score=-0.1)
-    insert(trie, 0, (), 1, (4, 5), kind=DENSE, origin=BlockOrigin(2, 0, 0), score=-9.0)
-    trie.advance((1,))
-    found = trie.lookup(5)
-    assert found is not None
-    assert (found.tokens, found.kind, found.origin) == ((4, 5), DENSE, BlockOrigin(2, 0, 0))
-
-
-@pytest.mark.parametrize(
-    "commit",
-    [
-        pytest.param((), id="a guessed t* is no draw from q"),
-        pytest.param((1, 2), id="not directly behind t*"),
-    ],
-)
-def test_other_positions_of_a_ratio_branch_are_delta(commit: tuple[int, ...]) -> None:
+def test_tokens_of_a_ratio_kind_are_delta_here() -> None:
     trie = TokenTrie(0)
     insert(trie, 0, (), 1, (2, 3), kind=DENSE, origin=BlockOrigin(1, 0, 0))
-    trie.advance(commit)
-    found = trie.lookup(5)
-    assert found is not None
-    assert found.kind is DELTA
-
-
-def test_ratio_chains_of_two_sources_are_not_joined() -> None:
-    trie = TokenTrie(0)
-    insert(trie, 0, (), 1, (2,), kind=DENSE, origin=BlockOrigin(1, 0, 0))
-    insert(trie, 0, (1, 2), 3, (4,), kind=DENSE, origin=BlockOrigin(1, 1, 0), source="other")
     trie.advance((1,))
     found = trie.lookup(5)
     assert found is not None
-    assert (found.tokens, found.kind) == ((2,), DENSE)
+    assert (found.tokens, found.kind, found.origin) == ((2, 3), DELTA, BlockOrigin(1, 0, 0))
 
 
 @settings(max_examples=100, deadline=None)

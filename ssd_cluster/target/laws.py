@@ -1,0 +1,172 @@
+"""Ratio mode on the target: the laws that a draft sends for what is verified, and the randomness of that verification.
+
+Laws come as ``Law`` messages, after the tokens, while the forward runs. One counts only for the proposal whose
+fingerprint it names. Without its law a proposal is verified as point masses (kind ``delta``), which is exact for tokens
+of any origin: a draft that is late or wrong in form costs acceptance, not the text.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import torch
+
+from ssd_cluster.errors import InvalidFrame
+from ssd_cluster.link.laws import check_law, id_rows, probability_rows
+from ssd_cluster.link.messages import Law
+from ssd_cluster.link.stream import Inbox
+from ssd_cluster.metrics import TargetMetrics
+from ssd_cluster.sampling.ratio_noise import RoundDraws
+from ssd_cluster.target.session import Session, SessionState
+from ssd_cluster.target.times import RoundTimes
+from ssd_cluster.types import RATIO_KINDS, Proposal, ProposalKind
+from ssd_cluster.verify import DenseLaw, DraftLaw, SparseLaw
+
+logger = logging.getLogger(__name__)
+
+LONGEST_WAIT_S = 0.001
+WAIT_SHARE = 0.05
+"""A law that is not there when the forward ends is waited for: at most 1 ms, and 5 % of a verification."""
+
+
+def law_of(message: Law, proposal: Proposal, known: int, columns: int, device: torch.device) -> DraftLaw:
+    """The law in a message, for a proposal whose fingerprint it has.
+
+    Args:
+        message: from a peer.
+        proposal: what is verified.
+        known: ids that the tokenizer knows; a law has no others.
+        columns: V of the target's rows, padding included.
+        device: where the target's rows lie.
+
+    Raises:
+        InvalidFrame: it is malformed, or not one row per proposed token.
+        ValueError: its rows are no laws.
+    """
+    check_law(message, known)
+    if message.kind is not proposal.kind or len(message.row_size) != len(proposal.tokens):
+        raise InvalidFrame("a law has another kind or another number of rows than its proposal")
+    width = columns if message.kind is ProposalKind.DENSE else max(message.row_size, default=0)
+    probabilities = np.zeros((len(proposal.tokens), width), dtype=np.float32)
+    for row, values in zip(probabilities, probability_rows(message), strict=True):
+        row[: values.shape[0]] = values
+    q = torch.from_numpy(probabilities).to(device)
+    if message.kind is ProposalKind.DENSE:
+        return DenseLaw.validated(q, columns)
+    ids = np.zeros(probabilities.shape, dtype=np.int64)
+    for id_row, entries in zip(ids, id_rows(message), strict=True):
+        id_row[: entries.shape[0]] = entries
+    return SparseLaw.validated(torch.from_numpy(ids).to(device), q, columns)
+
+
+class LawDesk:
+    """Takes laws in, waits for the last ones, and counts what became of them.
+
+    Args:
+        known, columns, device: as for ``law_of``.
+        metrics: counters.
+    """
+
+    def __init__(self, known: int, columns: int, device: torch.device, metrics: TargetMetrics) -> None:
+        self._known = known
+        self._columns = columns
+        self._device = device
+        self._metrics = metrics
+        self._logged: set[str] = set()
+
+    def take(self, session: Session, message: Law) -> None:
+        """A law for a live session has come."""
+        proposal = session.inflight
+        if message.fingerprint != proposal.fingerprint or proposal.kind not in RATIO_KINDS:
+            self._metrics.link_dropped.labels("stale_law").inc()
+            return
+        try:
+            session.law = law_of(message, proposal, self._known, self._columns, self._device)
+        except (InvalidFrame, ValueError) as error:
+            session.law_refused = True
+            self._metrics.link_dropped.labels("bad_law").inc()
+            self._log(str(error))
+
+    def count(self, session: Session | None, law: DraftLaw | None, *, refused: bool) -> None:
+        """Count one verified proposal of a ratio kind; ``refused``: its law gives a drafted token no probability."""
+        if law is None:
+            result = "refused" if session is not None and session.law_refused else "late"
+        else:
+            result = "refused" if refused else "used"
+        if refused:
+            self._log("a law gives no probability to a token that was drafted")
+        self._metrics.laws.labels(result).inc()
+
+    def _log(self, why: str) -> None:
+        if why not in self._logged:
+            self._logged.add(why)
+            logger.warning("draft_law_refused reason=%r (logged once)", why)
+
+
+def await_laws(
+    sessions: Iterable[Session],
+    inbox: Inbox,
+    receive: Callable[[], None],
+    times: RoundTimes,
+    clock: Callable[[], float],
+) -> None:
+    """Wait a little for laws that are on their way, once the forward has ended.
+
+    Args:
+        sessions: those whose proposal is verified now.
+        inbox: where messages arrive.
+        receive: takes in what has arrived.
+        times: measured T_v.
+        clock: seconds, monotonic.
+    """
+    receive()
+    missing = [session for session in sessions if _on_its_way(session)]
+    if not missing:
+        return
+    deadline = clock() + min(LONGEST_WAIT_S, WAIT_SHARE * (times.verify_s or 0.0))
+    while missing and (left := deadline - clock()) > 0 and inbox.wait(left):
+        receive()
+        missing = [session for session in missing if _on_its_way(session)]
+
+
+def _on_its_way(session: Session) -> bool:
+    if session.state is not SessionState.ATTACHED or session.law_refused:
+        return False
+    return session.inflight.kind in RATIO_KINDS and session.law is None
+
+
+class ChoiceDraws:
+    """Accept uniforms and residual noise of one choice, one fresh set per verification.
+
+    The round word only grows, whatever happens to the choice or its draft session: what an earlier round has looked at
+    is never drawn again.
+
+    Args:
+        key: ``ratio_key`` of the choice.
+        vocabulary: V, padding included.
+        device: where rows lie.
+    """
+
+    def __init__(self, key: int, vocabulary: int, device: torch.device) -> None:
+        self._key = key
+        self._vocabulary = vocabulary
+        self._device = device
+        self._round = 0
+        self._ready: RoundDraws | None = None
+
+    def prepare(self, base: int, n: int) -> None:
+        """Draw what the verification of ``n`` tokens behind ``base`` committed ones needs, before its forward ends."""
+        if self._ready is None or self._ready.base != base:
+            self._ready = RoundDraws(self._key, self._round, base, self._vocabulary, self._device)
+        self._ready.prefetch(n)
+
+    def take(self, base: int) -> RoundDraws:
+        """The draws of a verification that happens now."""
+        ready = self._ready
+        if ready is None or ready.base != base:
+            ready = RoundDraws(self._key, self._round, base, self._vocabulary, self._device)
+        self._ready = None
+        self._round += 1
+        return ready
