@@ -16,6 +16,7 @@ from support.kernel_cases import (
     oracle_block,
     oracle_next,
     oracle_token,
+    pointed_cases,
     rho_at,
 )
 
@@ -37,6 +38,12 @@ def test_equal_the_definitions_over_odd_shapes(shape: tuple[int, int, int]) -> N
         kept, following = lists(case, token_verify)
         assert kept == [oracle_token(case, b) for b in range(shape[0])]
         assert following == [oracle_next(case, b, k, 1.0) for b, k in enumerate(kept)]
+
+
+@pytest.mark.parametrize("name", pointed_cases())
+def test_pointed_cases(name: str) -> None:
+    case, (kept, following) = pointed_cases()[name]
+    assert lists(case) == ([kept], [following])
 
 
 def test_every_length_is_kept_somewhere() -> None:

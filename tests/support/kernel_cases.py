@@ -11,7 +11,17 @@ from torch import Tensor
 Chain = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """P, Q, x, n, u, E as the verification kernels take them."""
 
-SHAPES = [(3, 1, 5), (4, 7, 1023), (5, 15, 130), (2, 0, 7), (2, 3, 1), (2, 3, 2049), (1, 4, 49152), (1, 2, 151936)]
+SHAPES = [
+    (3, 1, 5),
+    (48, 4, 7),
+    (4, 7, 1023),
+    (5, 15, 130),
+    (2, 0, 7),
+    (2, 3, 1),
+    (2, 3, 2049),
+    (1, 4, 49152),
+    (1, 2, 151936),
+]
 """(B, g, V): vocabularies that are no power of two, every kind of length, the two real sizes with few rows."""
 
 
@@ -24,10 +34,11 @@ def laws(*shape: int, gen: torch.Generator, temperature: float = 0.5) -> Tensor:
 
 
 def chain(B: int, g: int, V: int, seed: int = 0) -> Chain:
-    """A ragged batch whose drafts are near the target, so that every length occurs; padding is poisoned with NaN."""
+    """A ragged batch; sequences draft nearer and less near to the target. Padding is poisoned with NaN."""
     gen = torch.Generator().manual_seed(seed + 1000 * g + V)
-    P = laws(B, g + 1, V, gen=gen)
-    Q = 0.2 * laws(B, g, V, gen=gen) + 0.8 * P[:, :g]
+    P = laws(B, g + 1, V, gen=gen, temperature=1.0)
+    nearness = torch.linspace(0.9, 0.1, B)[:, None, None]
+    Q = (1 - nearness) * laws(B, g, V, gen=gen, temperature=1.0) + nearness * P[:, :g]
     x = torch.stack([torch.multinomial(rows, 1, generator=gen)[:, 0] for rows in Q.unbind(1)], 1) if g else None
     x = torch.zeros(B, 0, dtype=torch.int64) if x is None else x
     n = torch.randint(0, g + 1, (B,), generator=gen)
@@ -70,11 +81,40 @@ def edge_cases() -> dict[str, Chain]:
     }
 
 
+def pointed_cases() -> dict[str, tuple[Chain, tuple[int, int]]]:
+    """Chains of two tokens on which a wrong block rule shows, with their (kept, next)."""
+
+    def case(P: list[list[float]], Q: list[list[float]], x: list[int], u: list[float], E: list[float]) -> Chain:
+        rows = (torch.tensor([P]), torch.tensor([Q]), torch.tensor([x]), torch.tensor([2]))
+        return *rows, torch.tensor([u]), torch.tensor([E])
+
+    even, last = [0.5, 0.5, 0.0], [0.2, 0.3, 0.5]
+    # rho_1 = 0.5: the residual is (0.125, 0, 0), not (P - Q)+ = (0.35, 0.25, 0); S_1 = 0.125, h_1 = 0.2.
+    falls = ([[0.3, 0.7, 0.0], [0.45, 0.55, 0.0], last], [[0.6, 0.4, 0.0], [0.1, 0.3, 0.6]])
+    # rho_1 = 1 although r_1 = 2, so rho_2 = 0.5.
+    rises = ([[0.8, 0.2, 0.0], [0.4, 0.3, 0.3], last], [[0.4, 0.6, 0.0], [0.8, 0.1, 0.1]])
+    # rho_1 = 0.5, then r_2 = 2: rho_2 = 1, kept although h_1 fails.
+    recovers = ([[0.3, 0.7, 0.0], [0.8, 0.1, 0.1], last], [[0.6, 0.4, 0.0], [0.4, 0.3, 0.3]])
+    return {
+        "residual at rho below 1": (case(*falls, [0, 2], [0.1, 0.0], [1.0, 0.1, 1.0]), (1, 0)),
+        "h_1 just above u": (case(*falls, [0, 2], [0.199, 0.0], [1.0, 0.1, 1.0]), (1, 0)),
+        "h_1 just below u": (case(*falls, [0, 2], [0.201, 0.0], [1.0, 0.1, 1.0]), (0, 1)),
+        "cap before the end": (case(*rises, [0, 0], [0.0, 0.7], [1.0, 0.5, 1.0]), (1, 1)),
+        "later token kept after a failing one": (case(*recovers, [0, 0], [0.99, 0.99], [1.0, 9.0, 0.1]), (2, 2)),
+        "residual of nothing at p = q": (
+            case([even, even, last], [even, even], [0, 1], [1.0, 1.0], [1.0, 0.1, 1.0]),
+            (0, 1),
+        ),
+    }
+
+
 def chains() -> Iterator[tuple[str, Chain]]:
     for shape in SHAPES:
         for seed in range(2 if shape == (5, 15, 130) else 1):
             yield f"{shape} #{seed}", chain(*shape, seed=seed)
     yield from edge_cases().items()
+    for name, (case, _) in pointed_cases().items():
+        yield name, case
 
 
 def oracle_block(case: Chain, b: int) -> int:
