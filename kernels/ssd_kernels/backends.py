@@ -30,8 +30,9 @@ def choose(backend: Backend | str | None, device: torch.device) -> Backend:
         KernelUnavailable: it cannot run here.
     """
     if backend is None:
-        installed = importlib.util.find_spec("triton") is not None
-        return Backend.TRITON if device.type == "cuda" and installed else Backend.TORCH
+        if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
+            return Backend.TRITON
+        return Backend.TORCH
     chosen = Backend(backend)
     if chosen is Backend.TRITON:
         _require_triton(device)
