@@ -67,7 +67,11 @@ class Batches:
         groups = self.split()
         random.Random(seed).shuffle(groups)
         for group in groups:
-            yield self.batch([self._documents[i] for i in group])
+            yield self.of(group)
+
+    def of(self, group: Sequence[int]) -> Batch:
+        """The batch of a group from ``split``."""
+        return self.batch([self._documents[i] for i in group])
 
     def batch(self, documents: Sequence[Document]) -> Batch:
         longest = max(len(d) for d in documents)

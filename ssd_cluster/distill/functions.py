@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 REQUESTS: tuple[str, ...] = (
@@ -16,6 +16,7 @@ REQUESTS: tuple[str, ...] = (
     "Implement the following Python function:\n\n{code}",
     "Here is the start of a function, write the rest.\n\n{code}\n",
 )
+NOT_LIBRARY = frozenset({"site-packages", "test", "tests", "testing", "idlelib", "lib2to3"})
 _LONGEST_CHARACTERS = 420
 
 
@@ -29,7 +30,7 @@ def function_prompts(root: Path | None = None) -> list[str]:
     codes: dict[str, None] = {}
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).parts
-        if not {"site-packages", "test", "tests", "idlelib", "lib2to3"} & set(parts):
+        if not (NOT_LIBRARY - {"testing"}) & set(parts):
             codes.update(dict.fromkeys(_heads(path)))
     return [REQUESTS[i % len(REQUESTS)].format(code=code) for i, code in enumerate(codes)]
 
@@ -43,9 +44,13 @@ def _heads(path: Path) -> Iterator[str]:
         return
     lines = source.splitlines()
     for node in ast.walk(tree):
-        if not isinstance(node, ast.FunctionDef) or ast.get_docstring(node) is None or len(node.body) < 2:
-            continue
-        indent = node.col_offset
-        head = "\n".join(line[indent:] for line in lines[node.lineno - 1 : node.body[0].end_lineno]) + "\n"
-        if 60 <= len(head) <= _LONGEST_CHARACTERS:
+        if (head := function_head(node, lines)) is not None:
             yield head
+
+
+def function_head(node: ast.AST, lines: Sequence[str]) -> str | None:
+    """Signature and docstring, without indentation, of a short enough documented function; None for anything else."""
+    if not isinstance(node, ast.FunctionDef) or ast.get_docstring(node) is None or len(node.body) < 2:
+        return None
+    head = "\n".join(line[node.col_offset :] for line in lines[node.lineno - 1 : node.body[0].end_lineno]) + "\n"
+    return head if 60 <= len(head) <= _LONGEST_CHARACTERS else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -91,7 +92,8 @@ def write_draft(like: Path, out: Path, config: dict[str, object], tensors: dict[
         (out / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
         partial.replace(out / "model.safetensors")
     except (OSError, SafetensorError) as error:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink()
         raise SsdClusterError(
             f"cannot write {out}: {error}. Free space and run the command again: what was finished is kept."
         ) from error

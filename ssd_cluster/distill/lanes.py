@@ -169,5 +169,5 @@ class LaneDecoder:
         Raises:
             ValueError: a position is beyond ``positions`` or a token is out of range.
         """
-        for rows in self._decoder.hidden(ForwardBatch(list(spans))).split(_HEAD_ROWS):
+        for rows in torch.split(self._decoder.hidden(ForwardBatch(list(spans))), _HEAD_ROWS):
             yield self._decoder.logits(rows)

@@ -45,7 +45,7 @@ class _HeadLoss(torch.autograd.Function):
         loss = torch.zeros((), device=hidden.device)
         blocks = (hidden, p, columns, of_logits)
         scratch = torch.empty(_ROWS, len(head), device=hidden.device)
-        for rows, wanted, at, out in zip(*(t.split(_ROWS) for t in blocks), strict=True):
+        for rows, wanted, at, out in zip(*(torch.split(t, _ROWS) for t in blocks), strict=True):
             torch.mm(rows, weight.t(), out=out)
             q = torch.softmax(out, -1, dtype=torch.float32, out=scratch[: len(rows)])
             loss -= (wanted * q.gather(1, at).clamp_min_(_LEAST).log_()).sum()

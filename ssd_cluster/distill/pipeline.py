@@ -13,6 +13,7 @@ from typing import Any
 from ssd_cluster.distill.collect import collect
 from ssd_cluster.distill.initialise import check_start, frequent_ids, initialise
 from ssd_cluster.distill.report import draw_report, measure_draft, write_report
+from ssd_cluster.distill.score import score
 from ssd_cluster.distill.settings import DistillSettings
 from ssd_cluster.distill.shards import Document, read_shard
 from ssd_cluster.distill.train import Trainer
@@ -54,7 +55,7 @@ class Distillation:
         if self.out.exists() and any(self.out.iterdir()):
             raise SsdClusterError(f"{self.out} is not empty; give a new folder or delete it")
         self._load_minutes()
-        documents = self._timed("collect", self._collect)
+        documents = self._collect()
         initial = self._timed("initialise", lambda: self._initialise(documents))
         trainer = Trainer(self.settings, initial, self.work / "train", documents, self.progress)
         if not self._timed("train", trainer.run):
@@ -69,9 +70,11 @@ class Distillation:
         return True
 
     def _collect(self) -> list[Document]:
-        key = self.settings.collect_key()
-        paths = collect(self.settings, self.data or self.work / "data", self.progress)
-        return [document for path in paths for document in read_shard(path, key)]
+        folder = self.data or self.work / "data"
+        scored = self._timed("score", lambda: score(self.settings, folder, self.progress))
+        written = self._timed("collect", lambda: collect(self.settings, folder, self.progress))
+        own = [document for path in written for document in read_shard(path, self.settings.collect_key())]
+        return own + [document for path in scored for document in read_shard(path, self.settings.score_key())]
 
     def _initialise(self, documents: list[Document]) -> Path:
         target = resolve_checkpoint(self.settings.target)

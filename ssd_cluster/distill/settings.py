@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -34,6 +35,21 @@ class CollectSettings(Settings):
     prompts: tuple[str, ...] = ()
 
 
+class ScoreSettings(Settings):
+    """Stage 1, first part: text that is at hand is scored by the target, one pass each, until ``tokens`` are there.
+
+    ``sources``: "library" (Python's standard library), "packages" (installed Python packages) and "debian"
+    (/usr/share/doc), as far as they state a permissive licence; ``folders``: your own files, not asked for a licence.
+    ``window``: tokens of a text that are used. ``documents_per_shard``: texts in a shard.
+    """
+
+    tokens: int = Field(default=0, ge=0)
+    sources: tuple[Literal["library", "packages", "debian"], ...] = ("library", "packages", "debian")
+    folders: tuple[str, ...] = ()
+    window: int = Field(default=240, ge=16)
+    documents_per_shard: int = Field(default=256, ge=1)
+
+
 class DraftShape(Settings):
     """Stage 2. Layers of the target that start the draft, and the size of its output head (None: all ids).
 
@@ -58,10 +74,12 @@ class DraftShape(Settings):
 class TrainSettings(Settings):
     """Stage 3. AdamW with warm-up and cosine decay; early stop on the held-out loss.
 
+    ``passes`` over what the target wrote; in the first ``bulk_passes`` of them scored text is mixed in.
     ``max_minutes`` bounds one call of the stage; calling it again goes on from the last checkpoint.
     """
 
     passes: float = Field(default=4.0, gt=0)
+    bulk_passes: int = Field(default=1, ge=0)
     batch_tokens: int = Field(default=4096, ge=128)
     learning_rate: float = Field(default=1e-3, gt=0)
     warmup_steps: int = Field(default=50, ge=0)
@@ -87,6 +105,7 @@ class DistillSettings(Settings):
     device: Device = Device.CPU
     dtype: DType = DType.AUTO
     threads: int = Field(default=1, ge=1)
+    score: ScoreSettings = ScoreSettings()
     collect: CollectSettings = CollectSettings()
     shape: DraftShape = DraftShape()
     train: TrainSettings = TrainSettings()
@@ -95,4 +114,10 @@ class DistillSettings(Settings):
     def collect_key(self) -> str:
         """Names the data that these settings collect; a folder with another key is not resumed."""
         text = f"{self.target}|{self.seed}|{self.collect.model_dump_json(exclude={'shards', 'lanes'})}"
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def score_key(self) -> str:
+        """Names the scored text of these settings, as ``collect_key`` names what the target wrote."""
+        scored = self.score.model_dump_json(exclude={"tokens"})
+        text = f"{self.target}|{self.seed}|{scored}|{self.collect.top_m}|{self.collect.whole_prompt_tokens}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]

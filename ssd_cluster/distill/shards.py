@@ -6,6 +6,7 @@ holds a checksum of the tensors and the key of the settings that made it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import zlib
@@ -27,6 +28,9 @@ class BadShard(SsdClusterError):
     code = "bad_shard"
 
 
+OWN = "target"
+
+
 @dataclass(frozen=True, slots=True)
 class Document:
     """One conversation.
@@ -36,19 +40,22 @@ class Document:
         law_ids: [N, m] ids of the target's most probable tokens *at* each position (given what stands before it).
         law_p: [N, m] their probabilities at temperature 1, descending.
         has_law: [N] False where no law was recorded (forced tokens such as the chat template's).
+        source: who wrote it: ``OWN`` for the target itself, else the package that ships the text.
     """
 
     tokens: np.ndarray
     law_ids: np.ndarray
     law_p: np.ndarray
     has_law: np.ndarray
+    source: str = OWN
 
     def __len__(self) -> int:
         return len(self.tokens)
 
 
-def shard_path(folder: Path, index: int) -> Path:
-    return folder / f"shard-{index:05d}.safetensors"
+def shard_path(folder: Path, index: int, kind: str = "shard") -> Path:
+    """``kind``: "shard" for what the target wrote, "bulk" for text that it scored."""
+    return folder / f"{kind}-{index:05d}.safetensors"
 
 
 def _checksum(tensors: dict[str, torch.Tensor]) -> str:
@@ -72,13 +79,16 @@ def write_shard(path: Path, documents: Iterable[Document], key: str) -> None:
         "has_law": torch.from_numpy(np.concatenate([d.has_law for d in documents]).astype(np.uint8)),
         "lengths": torch.tensor([len(d) for d in documents], dtype=torch.int32),
     }
+    sources = json.dumps([document.source for document in documents])
+    metadata = {"key": key, "checksum": _checksum(tensors), "sources": sources}
     partial = path.with_suffix(".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, partial, metadata={"key": key, "checksum": _checksum(tensors)})
+        save_file(tensors, partial, metadata=metadata)
         os.replace(partial, path)
     except (OSError, SafetensorError) as error:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink()
         raise SsdClusterError(
             f"cannot write {path}: {error}. Free space there and run the command again: finished shards are kept."
         ) from error
@@ -104,4 +114,8 @@ def read_shard(path: Path, key: str | None = None) -> list[Document]:
     starts = np.concatenate([[0], ends[:-1]])
     tokens, law_ids, law_p = (tensors[name].numpy() for name in ("tokens", "law_ids", "law_p"))
     has_law = tensors["has_law"].numpy().astype(bool)
-    return [Document(tokens[a:b], law_ids[a:b], law_p[a:b], has_law[a:b]) for a, b in zip(starts, ends, strict=True)]
+    sources = json.loads(metadata["sources"]) if "sources" in metadata else [OWN] * len(ends)
+    return [
+        Document(tokens[a:b], law_ids[a:b], law_p[a:b], has_law[a:b], source)
+        for a, b, source in zip(starts, ends, sources, strict=True)
+    ]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import torch
 from ssd_cluster.distill.agreement import Agreement
 from ssd_cluster.distill.data import Batch, Batches
 from ssd_cluster.distill.settings import DistillSettings
-from ssd_cluster.distill.shards import Document
+from ssd_cluster.distill.shards import OWN, Document
 from ssd_cluster.distill.student import Student
 from ssd_cluster.errors import SsdClusterError
 from ssd_cluster.model.device import resolve_device, resolve_dtype
@@ -40,10 +42,16 @@ class Trainer:
         ids = None if self.student.head_ids is None else self.student.head_ids.numpy()
         vocabulary = self.student.config.vocab_size
         held_out, training = split_documents(documents, self._s.held_out, settings.seed)
-        self._training = Batches(training, ids, vocabulary, self._s.batch_tokens)
-        self._held_out = Batches(held_out, ids, vocabulary, self._s.batch_tokens)
-        self._per_pass = len(self._training.split())
-        self._total = max(1, round(self._s.passes * self._per_pass))
+        self._own, self._bulk, self._held_out = (
+            Batches(chosen, ids, vocabulary, self._s.batch_tokens)
+            for chosen in (
+                [d for d in training if d.source == OWN],
+                [d for d in training if d.source != OWN],
+                held_out,
+            )
+        )
+        own, bulk = len(self._own.split()), len(self._bulk.split())
+        self._total = max(1, round(self._s.passes * own) + self._s.bulk_passes * bulk)
         trained = [p for p in self.student.parameters() if p.requires_grad]
         self._optimiser = torch.optim.AdamW(
             trained, lr=self._s.learning_rate, betas=(0.9, 0.95), weight_decay=self._s.weight_decay, fused=True
@@ -61,18 +69,25 @@ class Trainer:
         torch.set_num_threads(self._settings.threads)
         deadline = time.monotonic() + 60 * (self._s.max_minutes or math.inf)
         began, seen = time.monotonic(), 0
-        while not self.done and time.monotonic() < deadline:
-            for index, batch in enumerate(self._training.epoch(self._settings.seed + self._step // self._per_pass)):
-                if index < self._step % self._per_pass:
-                    continue
-                self._train(batch)
-                seen += int(batch.lengths.sum())
-                if self._step % self._s.evaluate_every == 0 or self._step == self._total:
-                    self._evaluate(seen / (time.monotonic() - began))
-                if self.done or time.monotonic() >= deadline or self._step % self._per_pass == 0:
-                    break
+        for batches, group in itertools.islice(self._groups(), self._step, None):
+            if self.done or time.monotonic() >= deadline:
+                break
+            batch = batches.of(group)
+            self._train(batch)
+            seen += int(batch.lengths.sum())
+            if self._step % self._s.evaluate_every == 0 or self._step == self._total:
+                self._evaluate(seen / (time.monotonic() - began))
         self._checkpoint()
         return self.done
+
+    def _groups(self) -> Iterator[tuple[Batches, list[int]]]:
+        """The batches of one pass after the other, without end; scored text is in the first ``bulk_passes``."""
+        own = [(self._own, group) for group in self._own.split()]
+        bulk = [(self._bulk, group) for group in self._bulk.split()]
+        for number in itertools.count():
+            groups = own + bulk if number < self._s.bulk_passes else list(own)
+            random.Random(self._settings.seed + number).shuffle(groups)
+            yield from groups
 
     def _train(self, batch: Batch) -> None:
         for group in self._optimiser.param_groups:
@@ -139,7 +154,8 @@ class Trainer:
             torch.save(state, partial)
             partial.replace(self._folder / "state.pt")
         except (OSError, RuntimeError) as error:
-            partial.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+            partial.unlink()
             raise SsdClusterError(
                 f"cannot write {self._folder}: {error}. Free space and run the command again: "
                 "the last checkpoint is kept."
@@ -171,10 +187,13 @@ class Trainer:
 def split_documents(documents: Sequence[Document], held_out: float, seed: int) -> tuple[list[Document], list[Document]]:
     """(held-out, training) documents, about ``held_out`` of them and at least one held out.
 
-    A document's side follows from the seed and its index alone, so it stays the same when more are collected.
+    Only what the target wrote is held out. A document's side follows from the seed and its index alone, so it stays the
+    same when more are collected.
     """
     generator = random.Random(seed)
     draws = [generator.random() for _ in documents]
-    limit = max(held_out, min(draws) + 1e-12)
-    held = [document for document, draw in zip(documents, draws, strict=True) if draw < limit]
-    return held, [document for document, draw in zip(documents, draws, strict=True) if draw >= limit]
+    limit = max(
+        held_out, min(d for d, document in zip(draws, documents, strict=True) if document.source == OWN) + 1e-12
+    )
+    sides = [draw < limit and document.source == OWN for draw, document in zip(draws, documents, strict=True)]
+    return list(itertools.compress(documents, sides)), [d for d, held in zip(documents, sides, strict=True) if not held]
