@@ -155,7 +155,7 @@ class Trainer:
             partial.replace(self._folder / "state.pt")
         except (OSError, RuntimeError) as error:
             with contextlib.suppress(OSError):
-            partial.unlink()
+                partial.unlink()
             raise SsdClusterError(
                 f"cannot write {self._folder}: {error}. Free space and run the command again: "
                 "the last checkpoint is kept."
