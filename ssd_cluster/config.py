@@ -7,18 +7,16 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from ssd_cluster.config_base import SecretFile
+from ssd_cluster.config_base import Settings as Settings
+from ssd_cluster.config_link import LinkSettings as LinkSettings
+from ssd_cluster.config_link import TargetLimits, exposed
 from ssd_cluster.types import RATIO_KINDS, Mode, ProposalKind
 
 Cores = Annotated[tuple[int, ...], Field(min_length=1)]
 TrustDomain = Annotated[str, Field(min_length=1, max_length=256)]
-
-
-class Settings(BaseModel):
-    """Base of every configuration model: unknown keys are errors, values never change."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
 
 class Device(StrEnum):
@@ -167,16 +165,6 @@ class SpeculationSettings(Settings):
         return self
 
 
-class LinkSettings(Settings):
-    """Deadlines and limits of the draft link."""
-
-    connect_timeout_s: float = Field(default=5.0, gt=0)
-    ping_interval_s: float = Field(default=2.0, gt=0)
-    session_ttl_s: float = Field(default=10.0, gt=0)
-    frame_bytes: int = Field(default=4 * 1024 * 1024, ge=4096)
-    send_queue: int = Field(default=1024, ge=1)
-
-
 class BreakerSettings(Settings):
     """Per draft replica: opens at more than ``late_share`` late of the last ``window`` rounds or on a stream error."""
 
@@ -230,7 +218,8 @@ class DraftSettings(Settings):
 
     ``target_weights``: share of a target (by its id) relative to others, 1 where it is not named. ``idle_s``: a session
     without a commit for this long may lose its KV pages to another. ``load_interval_s``: longest time between two Load
-    messages. ``trust_domain``: must equal that of a target that uses this draft's laws.
+    messages. ``trust_domain``: must equal that of a target that uses this draft's laws. ``max_streams``: most connected
+    targets; ``limits``: of each of them.
     """
 
     model: ModelSettings
@@ -240,13 +229,21 @@ class DraftSettings(Settings):
     max_step_rows: int = Field(default=64, ge=1)
     prefill_chunk: int = Field(default=256, ge=1)
     fanout: FanoutLaw = FanoutLaw.MEASURED
-    target_weights: dict[str, Annotated[float, Field(gt=0)]] = {}
+    target_weights: dict[str, Annotated[float, Field(gt=0)]] = Field(default={})
     idle_s: float = Field(default=1.0, gt=0)
     load_interval_s: float = Field(default=1.0, gt=0)
     host: str = "127.0.0.1"
     port: int = Field(default=0, ge=0, le=65535)
     trust_domain: TrustDomain | None = None
+    max_streams: int = Field(default=256, ge=1)
+    limits: TargetLimits = TargetLimits()
     link: LinkSettings = LinkSettings()
+
+    @model_validator(mode="after")
+    def _protected_beyond_loopback(self) -> DraftSettings:
+        if (reason := exposed(self.host, self.link, "host")) is not None:
+            raise ValueError(reason)
+        return self
 
 
 def distrust(target: TargetSettings, draft: DraftSettings) -> str | None:
@@ -257,6 +254,23 @@ def distrust(target: TargetSettings, draft: DraftSettings) -> str | None:
         f"kind {target.speculation.kind.value!r} takes the draft's laws on trust, but the target's trust_domain is "
         f"{target.trust_domain!r} and the draft's {draft.trust_domain!r}"
     )
+
+
+class HttpAccess(Settings):
+    """Who may use a target's HTTP endpoint.
+
+    ``api_keys_file``: one key per line; requests must carry one as ``Authorization: Bearer KEY``, except for /health.
+    ``allow_open``: serve beyond this machine without keys.
+    """
+
+    api_keys_file: SecretFile | None = None
+    allow_open: bool = False
+
+    @model_validator(mode="after")
+    def _open_or_not(self) -> HttpAccess:
+        if self.allow_open and self.api_keys_file is not None:
+            raise ValueError("allow_open says that no key is asked for: remove it, or remove api_keys_file")
+        return self
 
 
 class HttpSettings(Settings):

@@ -34,13 +34,13 @@ from ssd_cluster.link.grpc_transport import (
     SERVICE,
     ClientTransport,
     ServerTransport,
-    answered,
+    accept,
+    accepted,
     bind,
     channel_options,
-    explain,
+    in_words,
     name_of,
     open_channel,
-    refuse,
 )
 from ssd_cluster.link.limits import Limits
 from ssd_cluster.link.loop import LinkLoop
@@ -117,6 +117,14 @@ class _Unreachable(LinkError):
     """No call came about; TLS may be the reason."""
 
 
+def _not_accepted(endpoint: str, code: grpc.StatusCode, details: str) -> LinkError:
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return LinkError(f"what listens at {endpoint} is no draft of this project")
+    if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.RESOURCE_EXHAUSTED):
+        return LinkError(f"refused at {endpoint}: {details}")
+    return _Unreachable(in_words(code, details))
+
+
 async def _open(
     endpoint: str,
     inbox: Inbox,
@@ -129,16 +137,12 @@ async def _open(
     channel = open_channel(endpoint, settings, tls)
     call = channel.stream_stream(PATH)(metadata=metadata)
     try:
-        await asyncio.wait_for(answered(call), settings.connect_timeout_s)
+        refusal = await asyncio.wait_for(accepted(call), settings.connect_timeout_s)
+        if refusal is not None:
+            raise _not_accepted(endpoint, *refusal)
     except BaseException as error:
         call.cancel()
         await channel.close()
-        if isinstance(error, grpc.aio.AioRpcError):
-            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                raise LinkError(f"what listens at {endpoint} is no draft of this project") from None
-            if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.RESOURCE_EXHAUSTED):
-                raise LinkError(f"refused at {endpoint}: {error.details()}") from None
-            raise _Unreachable(explain(error)) from None
         if isinstance(error, TimeoutError):
             raise LinkError(f"no draft answered at {endpoint} within {settings.connect_timeout_s:g} s") from None
         raise
@@ -243,8 +247,8 @@ class Listener:
         if refusal is not None:
             full = refusal is Refusal.FULL
             code = grpc.StatusCode.RESOURCE_EXHAUSTED if full else grpc.StatusCode.UNAUTHENTICATED
-            await refuse(context, code, SAID[refusal])
-        await context.send_initial_metadata(())
+            await context.abort(code, SAID[refusal])
+        await accept(context)
         stream = RemoteStream(
             Side.DRAFT,
             name_of(context),

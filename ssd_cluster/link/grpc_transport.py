@@ -21,7 +21,7 @@ METHOD: str = _service.methods_by_name["Rounds"].name
 PATH = f"/{SERVICE}/{METHOD}"
 
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
-_REFUSED = "ssd-refused"  # initial metadata: the status that follows says why
+ACCEPTED = "ssd-draft"  # initial metadata of a draft that takes the call
 _REASON = "ssd-reason-bin"  # trailing metadata: why a draft closed
 
 
@@ -67,22 +67,23 @@ def bind(server: grpc.aio.Server, endpoint: str, tls: TlsFiles | None) -> int:
     return server.add_secure_port(endpoint, credentials)
 
 
-async def answered(call: Any) -> None:
-    """Wait until a draft has taken this call; it sends its initial metadata at once, so that proves that one is there.
+async def accept(context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    """Tell a target at once that this is a draft and takes its call."""
+    await context.send_initial_metadata(((ACCEPTED, "1"),))
 
-    Raises:
-        grpc.aio.AioRpcError: there is none, or it refuses the call.
+
+async def accepted(call: Any) -> tuple[grpc.StatusCode, str] | None:
+    """Wait until a draft has taken this call: None; or until it has ended without that: its status and details.
+
+    The status alone would not do: gRPC may report the start of a call that was refused before it reports its end.
     """
-    await call.wait_for_connection()
-    if dict(await call.initial_metadata()).get(_REFUSED) is not None:
-        await call.read()  # there is nothing to read but the status, and that raises
-        raise LinkClosed("the draft refuses the call")
-
-
-async def refuse(context: grpc.aio.ServicerContext[Any, Any], code: grpc.StatusCode, details: str) -> None:
-    """End a call that was not taken. Its first words say so: a target would else take it for the start of a stream."""
-    await context.send_initial_metadata(((_REFUSED, "1"),))
-    await context.abort(code, details)
+    try:
+        await call.wait_for_connection()
+    except grpc.aio.AioRpcError as error:
+        return error.code(), error.details() or "no details"
+    if ACCEPTED in dict(await call.initial_metadata()):
+        return None
+    return await call.code(), await call.details() or "no details"
 
 
 def name_of(context: grpc.aio.ServicerContext[Any, Any]) -> str:
@@ -164,4 +165,9 @@ class ServerTransport(Transport):
 
 def explain(error: grpc.aio.AioRpcError) -> str:
     """A broken call in words."""
-    return f"{error.code().name.lower()}: {error.details() or 'no details'}"
+    return in_words(error.code(), error.details() or "no details")
+
+
+def in_words(code: grpc.StatusCode, details: str) -> str:
+    """A status in words."""
+    return f"{code.name.lower()}: {details}"

@@ -235,7 +235,7 @@ def test_a_port_that_is_taken(listener: Listener, loop: LinkLoop, draft_inbox: I
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.1.2.3", "::", "draft.example.org", ""])
 def test_a_host_beyond_this_machine_is_refused_with_what_to_set(loop: LinkLoop, draft_inbox: Inbox, host: str) -> None:
-    with pytest.raises(ConfigError, match=r"set host to 127\.0\.0\.1") as caught:
+    with pytest.raises(ConfigError, match=r"set link\.tls .* or set host to 127\.0\.0\.1") as caught:
         Listener(host, 0, draft_inbox, SETTINGS, loop)
     assert caught.value.param == "host"
 

@@ -22,7 +22,7 @@ from ssd_cluster.config import LinkSettings
 from ssd_cluster.errors import LinkClosed
 from ssd_cluster.link.codec import encode
 from ssd_cluster.link.grpc_backend import Listener, connect
-from ssd_cluster.link.grpc_transport import METHOD, PATH, SERVICE
+from ssd_cluster.link.grpc_transport import METHOD, PATH, SERVICE, accept
 from ssd_cluster.link.limits import MAX_INVALID_FRAMES
 from ssd_cluster.link.loop import LinkLoop
 from ssd_cluster.link.messages import BlockBatch, CommitBatch, Open, Ping, Pong, StreamClosed
@@ -105,7 +105,7 @@ def raw_draft(loop: LinkLoop, behave: Callable[[grpc.aio.ServicerContext], objec
 
     async def start() -> tuple[grpc.aio.Server, int]:
         async def handle(_: object, context: grpc.aio.ServicerContext) -> None:  # type: ignore[type-arg]
-            await context.send_initial_metadata(())
+            await accept(context)
             await behave(context)  # type: ignore[misc]
 
         server = grpc.aio.server()
