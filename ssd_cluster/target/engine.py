@@ -109,6 +109,7 @@ class TargetEngine:
             Verifier(rules_for(settings.speculation.kind, settings.speculation.rule.value), known, laws),
             clock,
             self._choice_ended,
+            self._end_in_error,
         )
 
     # --- any thread -------------------------------------------------------------------------------------------------
@@ -274,14 +275,18 @@ class TargetEngine:
             self._live.clear()
             self._submitted.clear()
         for live in lives:
-            for choice in live.choices:
-                if not choice.ended:
-                    choice.ended = True
-                    self._scheduler.remove(choice)
-                    if choice.session is not None:
-                        self.drafts.close(choice.session)
-                    self.metrics.finished.labels(FinishReason.ERROR.value).inc()
-            live.emit_finished(self._clock(), error=why)
+            self._end_in_error(live, why)
+
+    def _end_in_error(self, live: LiveRequest, why: str) -> None:
+        for choice in live.choices:
+            if not choice.ended:
+                choice.ended = True
+                self._scheduler.remove(choice)
+                if choice.session is not None:
+                    self.drafts.close(choice.session)
+                self.metrics.finished.labels(FinishReason.ERROR.value).inc()
+        self._retire(live)
+        live.emit_finished(self._clock(), error=why)
 
     def _gauge(self) -> None:
         metrics, pool = self.metrics, self._runner.pool

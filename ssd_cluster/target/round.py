@@ -7,8 +7,12 @@ text, events -> wait for chains, if the rule says so
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
+from torch import Tensor
+
+from ssd_cluster.errors import NumericalError
 from ssd_cluster.metrics import TargetMetrics
 from ssd_cluster.model.batch import ForwardBatch
 from ssd_cluster.model.runner import ModelRunner
@@ -16,11 +20,14 @@ from ssd_cluster.target.account import Account
 from ssd_cluster.target.drafts import DraftPool
 from ssd_cluster.target.proposer import Decided, Proposer
 from ssd_cluster.target.scheduler import Row, Scheduler
-from ssd_cluster.target.sequence import Choice
+from ssd_cluster.target.sequence import Choice, LiveRequest
 from ssd_cluster.target.session import SessionState
 from ssd_cluster.target.times import RoundTimes, Stopwatch
 from ssd_cluster.target.verification import Verifier, by_ratio, proposal_of
 from ssd_cluster.types import FinishReason
+from ssd_cluster.verify import Outcome
+
+logger = logging.getLogger(__name__)
 
 
 class RoundLoop:
@@ -36,6 +43,7 @@ class RoundLoop:
         verifier: rules, and what they need.
         clock: seconds, monotonic.
         ended: called with each choice that has ended, after its last event.
+        failed: called with a request that cannot go on, and why; ends all its choices.
     """
 
     def __init__(
@@ -49,6 +57,7 @@ class RoundLoop:
         verifier: Verifier,
         clock: Callable[[], float],
         ended: Callable[[Choice, FinishReason], None],
+        failed: Callable[[LiveRequest, str], None],
     ) -> None:
         self._runner = runner
         self._scheduler = scheduler
@@ -58,6 +67,7 @@ class RoundLoop:
         self._verifier = verifier
         self._clock = clock
         self._ended = ended
+        self._failed = failed
         self._forward_ended: float | None = None
         self._round_ended: float | None = None
 
@@ -79,14 +89,12 @@ class RoundLoop:
         if any(by_ratio(row) for row in deciding):
             self._await_laws(deciding)
             watch.lap("draft_wait", self._clock())
-        results = self._verifier.outcomes(deciding, logits) if deciding else []
+        results = self._outcomes(deciding, logits) if deciding else []
+        rows = [row for row in rows if not row.choice.ended]
         watch.lap("verify", self._clock())
         self._pool.receive()
         watch.lap("link", self._clock())
-        decided = [
-            self._accept(row, row.proposed[: outcome.kept], outcome.next_token)
-            for row, outcome in zip(deciding, results, strict=True)
-        ]
+        decided = [self._accept(row, row.proposed[: outcome.kept], outcome.next_token) for row, outcome in results]
         watch.lap("other", self._clock())
         waiting = self._proposer.propose(decided)
         watch.lap("link", self._clock())
@@ -99,6 +107,24 @@ class RoundLoop:
         self._round_ended = watch.now
         self._account.round(watch, rows, decided)
         return True
+
+    def _outcomes(self, rows: list[Row], logits: Tensor) -> list[tuple[Row, Outcome]]:
+        """Rows with their outcomes. A request whose logits leave nothing to draw ends alone, with an error."""
+        try:
+            return list(zip(rows, self._verifier.outcomes(rows, logits), strict=True))
+        except NumericalError:
+            pass
+        found: list[tuple[Row, Outcome]] = []
+        first = 0
+        for row in rows:
+            of_row = logits[first : first + row.n_proposed + 1]
+            first += len(of_row)
+            try:
+                found.append((row, self._verifier.outcomes([row], of_row)[0]))
+            except NumericalError as error:
+                logger.error("request_failed request=%s error=%r", row.choice.live.request.request_id, error.message)
+                self._failed(row.choice.live, f"the model's output cannot be sampled from: {error.message}")
+        return [(row, outcome) for row, outcome in found if not row.choice.ended]
 
     def _open_sessions(self, rows: list[Row]) -> None:
         """Open sessions while the prompt is prefilled: the draft guesses the first token meanwhile."""

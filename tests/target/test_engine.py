@@ -268,6 +268,40 @@ def test_a_failing_forward_fails_the_requests_and_the_engine(rig: Rig, monkeypat
     engine.stop()
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_leave_nothing_to_draw_end_their_request_alone(
+    rig: Rig, reference: Plain, monkeypatch: pytest.MonkeyPatch, temperature: float
+) -> None:
+    good = request("good", PROMPT, temperature=temperature)
+    known = reference([good])
+    draft = ScriptedDraft(HalfRight(known.truth))
+    engine = rig.engine(Mode.SSD, [draft.connect])
+    connect(engine)
+    clients = submit(engine, [request("bad", PROMPT[::-1], n=2, temperature=temperature), good])
+    engine.step()
+    broken = engine._live["bad"].choices[1]
+    forward = rig.runner.forward
+
+    def half_broken(batch: ForwardBatch) -> torch.Tensor:
+        logits, row = forward(batch).clone(), 0
+        for span in batch.spans:
+            if span.block_table == broken.blocks.table:
+                logits[row : row + span.n_logits] = torch.nan
+            row += span.n_logits
+        return logits
+
+    monkeypatch.setattr(rig.runner, "forward", half_broken)
+    drain(engine)
+    bad, fine = clients
+    assert bad.finished is not None
+    assert "cannot be sampled from" in (bad.finished.error or "")
+    assert fine.finished is not None
+    assert fine.finished.error is None
+    assert fine.tokens == known.clients[0].tokens
+    assert engine.healthy()
+    assert_clean(engine, draft)
+
+
 def test_an_engine_that_makes_no_progress_with_work_is_unhealthy(rig: Rig) -> None:
     now = [0.0]
     engine = rig.engine(Mode.AR, clock=lambda: now[0], stall_s=5.0)
