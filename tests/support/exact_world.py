@@ -6,7 +6,7 @@ import random
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -33,7 +33,6 @@ class World:
     q: str = "full"
     eos: int | None = None
     adaptive: bool = False
-    rounds: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def _row(self, name: str, kind: str, text: Text) -> Law:
         dice = random.Random(zlib.crc32(repr((self.seed, name, text)).encode()))
@@ -80,6 +79,20 @@ class World:
             [self.target(committed + x[:t]) for t in range(len(x) + 1)],
             [self.draft(committed + x[:t]) for t in range(len(x))],
         )
+
+
+class ConstantWorld(World):
+    """The same laws p and q after every text, given by whole numbers in proportion to them."""
+
+    def __init__(self, p: Text, q: Text, gamma: int = 2) -> None:
+        super().__init__(seed=0, gamma=gamma, vocabulary=len(p))
+        object.__setattr__(self, "laws", [tuple(Fraction(w, sum(row)) for w in row) for row in (p, q)])
+
+    def target(self, text: Text) -> Law:
+        return self.laws[0]  # type: ignore[attr-defined,no-any-return]
+
+    def draft(self, text: Text) -> Law:
+        return self.laws[1]  # type: ignore[attr-defined,no-any-return]
 
 
 Round = Callable[[World, Text], TextLaw]
