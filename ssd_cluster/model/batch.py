@@ -1,5 +1,7 @@
 """What one forward pass runs: causal spans of sequences and tree rows of speculation branches, ragged, in one batch.
 
+Spans with an ancestor mask, for token trees verified in one forward, are for the benchmark: servers verify chains only.
+
 Shape letters used in this package: T tokens in a forward, R rows, H query heads, G key/value heads, D head size,
 E model width, L context length, V vocabulary.
 """
@@ -57,7 +59,45 @@ class TreeSpan:
         return len(self.tokens)
 
 
-Span = CausalSpan | TreeSpan
+@dataclass(slots=True)
+class MaskedSpan:
+    """Nodes of a token tree behind the first ``start`` positions of one sequence.
+
+    Node i attends to positions [0, start), to its ancestors and to itself; its keys and values go to place
+    ``start + i`` of the pages, while its absolute position is ``start`` plus its depth. Logits are returned for every
+    token that is run. What is kept of a tree is moved together with ``ModelRunner.keep``.
+
+    Attributes:
+        tokens: ids of the nodes to run, which are the last ``len(tokens)`` nodes.
+        start: positions before the tree; their keys and values are in the pages already.
+        block_table: page ids covering places [0, start + len(parents)).
+        parents: parent of each node of the tree, those of earlier forwards included; -1 for roots. Parents come first.
+    """
+
+    tokens: list[int]
+    start: int
+    block_table: list[int]
+    parents: list[int]
+
+    @property
+    def first(self) -> int:
+        """The first node that is run."""
+        return len(self.parents) - len(self.tokens)
+
+    @property
+    def n_logits(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def positions(self) -> list[int]:
+        """Absolute position of each node that is run."""
+        positions: list[int] = []
+        for parent in self.parents:
+            positions.append(self.start if parent < 0 else positions[parent] + 1)
+        return positions[self.first :]
+
+
+Span = CausalSpan | TreeSpan | MaskedSpan
 
 
 @dataclass(slots=True)

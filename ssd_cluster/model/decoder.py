@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssd_cluster.model.attention import AttentionBackend, AttentionPlan
-from ssd_cluster.model.batch import CausalSpan, ForwardBatch
+from ssd_cluster.model.batch import CausalSpan, ForwardBatch, MaskedSpan
 from ssd_cluster.model.decoder_config import DecoderConfig
 from ssd_cluster.model.rope import rotate, rotation_table
 from ssd_cluster.model.weights import DecoderWeights, LayerWeights
@@ -92,7 +92,7 @@ def _flatten(batch: ForwardBatch) -> tuple[list[int], list[int], list[int]]:
         if isinstance(span, CausalSpan):
             positions += range(span.start, span.start + len(span.tokens))
             wanted += range(first + span.logits_from, len(tokens))
-        else:
-            positions += map(int.__add__, span.visible, span.depths)
-            wanted += range(first, len(tokens))
+            continue
+        positions += span.positions if isinstance(span, MaskedSpan) else map(int.__add__, span.visible, span.depths)
+        wanted += range(first, len(tokens))
     return tokens, positions, wanted

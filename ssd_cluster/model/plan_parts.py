@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ssd_cluster.model.attention import AttentionPlan
-from ssd_cluster.model.batch import CausalSpan, ForwardBatch, TreeSpan
+from ssd_cluster.model.batch import CausalSpan, ForwardBatch, MaskedSpan, TreeSpan
 from ssd_cluster.model.kv import PagedKV, TailPool
 from ssd_cluster.model.paged import as_tensor, page_slots
 from ssd_cluster.model.partial import hiding_mask
@@ -21,7 +21,13 @@ def plan_spans(
     causal: Callable[[list[CausalSpan]], AttentionPlan],
     tree: Callable[[list[TreeSpan]], AttentionPlan],
 ) -> AttentionPlan:
-    """The plan of a batch from the plans of its causal spans and of its tree spans."""
+    """The plan of a batch from the plans of its causal spans and of its tree spans.
+
+    Raises:
+        ValueError: a span has an ancestor mask; backends that can run such batches plan them themselves.
+    """
+    if any(isinstance(span, MaskedSpan) for span in batch.spans):
+        raise ValueError("masked spans run on the sdpa backend only, and not beside other spans")
     chains = [span for span in batch.spans if isinstance(span, CausalSpan) and span.tokens]
     trees = [span for span in batch.spans if isinstance(span, TreeSpan) and span.tokens]
     if not trees:

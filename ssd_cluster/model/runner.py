@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,7 @@ from ssd_cluster.model.decoder_config import DecoderConfig, parse_config
 from ssd_cluster.model.device import pin_thread, resolve_device, resolve_dtype, set_threads
 from ssd_cluster.model.kv import BlockPool, PagedKV, TailPool
 from ssd_cluster.model.linear import linear_backend
+from ssd_cluster.model.paged import as_tensor, page_slots
 from ssd_cluster.model.weights import load_weights
 
 
@@ -37,6 +40,7 @@ class ModelRunner:
         settings: ModelSettings,
         config: DecoderConfig,
         decoder: Decoder,
+        kv: PagedKV,
         *,
         max_context: int,
         pool: BlockPool,
@@ -55,6 +59,7 @@ class ModelRunner:
         self.device = device
         self.dtype = dtype
         self._settings = settings
+        self._kv: PagedKV | None = kv
         self._decoder: Decoder | None = decoder
 
     def pin(self) -> None:
@@ -82,9 +87,28 @@ class ModelRunner:
             raise RuntimeError("the model runner is closed")
         return self._decoder.forward(batch)
 
+    @torch.inference_mode()
+    def keep(self, block_table: list[int], start: int, nodes: Sequence[int]) -> None:
+        """Make a path of a tree (``MaskedSpan``) part of its sequence: its keys and values go to places ``start`` on.
+
+        Args:
+            block_table: of the span.
+            start: of the span.
+            nodes: the path, from the root on.
+
+        Raises:
+            RuntimeError: the runner is closed.
+        """
+        if self._kv is None:
+            raise RuntimeError("the model runner is closed")
+        slots = as_tensor(page_slots(block_table, start, start + max(nodes) + 1, self.pool.block_size))
+        slots = slots.to(self.device)
+        path = slots[torch.tensor(nodes, device=self.device)]
+        self._kv.data.index_copy_(1, slots[: len(path)], self._kv.data.index_select(1, path))
+
     def close(self) -> None:
         """Drop weights and KV memory; safe to call twice."""
-        self._decoder = None
+        self._decoder = self._kv = None
         self.tails = None
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -116,6 +140,7 @@ def load_runner(settings: ModelSettings, *, tail_slots: int = 0, tail_depth: int
         settings,
         config,
         Decoder(config, weights, attention, max_context),
+        kv,
         max_context=max_context,
         pool=pool,
         tails=tails,

@@ -1,16 +1,18 @@
 """The ``sdpa`` attention backend: torch's own kernels, on CPU and CUDA; the reference for others.
 
 Tree rows use a cascade: one dense attention of all rows of a session over the shared pages, one over each row's own
-tail, merged by log-sum-exp (speculation.md section 7).
+tail, merged by log-sum-exp (speculation.md section 7). Spans with an ancestor mask run densely, for the benchmark.
 """
 
 from __future__ import annotations
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ssd_cluster.model.attention import AttentionBackend, AttentionPlan
-from ssd_cluster.model.batch import CausalSpan, ForwardBatch, TreeSpan
-from ssd_cluster.model.paged import PagedAttention, PagedRows
+from ssd_cluster.model.batch import CausalSpan, ForwardBatch, MaskedSpan, TreeSpan
+from ssd_cluster.model.paged import PagedAttention, PagedRows, as_tensor, page_slots
 from ssd_cluster.model.partial import attend_lse, merge
 from ssd_cluster.model.plan_parts import PageWrites, TailRows, plan_spans
 
@@ -19,6 +21,8 @@ class SdpaAttention(AttentionBackend):
     """See the module's docstring."""
 
     def plan(self, batch: ForwardBatch) -> AttentionPlan:
+        if len(batch.spans) == 1 and isinstance(batch.spans[0], MaskedSpan):
+            return MaskedPlan(self, batch.spans[0])
         return plan_spans(
             batch, self.kv.data.device, lambda spans: CausalPlan(self, spans), lambda spans: TreePlan(self, spans)
         )
@@ -57,3 +61,35 @@ class TreePlan(AttentionPlan):
         grouped = q.float().view(len(q), -1, self._group, q.shape[-1])
         own, own_lse = attend_lse(grouped, keys, values, self._mask)
         return merge(prefix.float(), prefix_lse, own.flatten(1, 2), own_lse.flatten(1, 2)).flatten(1).to(q.dtype)
+
+
+class MaskedPlan(AttentionPlan):
+    """One masked span: nodes written one after the other behind the sequence, one dense attention with their mask."""
+
+    def __init__(self, backend: SdpaAttention, span: MaskedSpan) -> None:
+        self._data = backend.kv.data
+        self._gqa = backend.config.group > 1
+        size, device = backend.kv.block_size, self._data.device
+        stop = span.start + len(span.parents)
+        self._read = as_tensor(page_slots(span.block_table, 0, stop, size)).to(device)
+        self._write = self._read[span.start + span.first :]
+        self._mask = ancestor_mask(span).to(device, self._data.dtype)
+
+    def attend(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
+        self._data[layer].index_copy_(0, self._write, kv)
+        keys, values = self._data[layer].index_select(0, self._read).permute(1, 2, 0, 3).unsqueeze(1).unbind(0)
+        heads = q.transpose(0, 1).unsqueeze(0)
+        out = F.scaled_dot_product_attention(heads, keys, values, self._mask, enable_gqa=self._gqa)
+        return out.squeeze(0).transpose(0, 1).reshape(len(q), -1)
+
+
+def ancestor_mask(span: MaskedSpan) -> Tensor:
+    """[n, start + nodes]: 0 where a node that is run sees a place (the sequence, ancestors, itself), -inf elsewhere."""
+    nodes = len(span.parents)
+    sees = torch.zeros(nodes, nodes, dtype=torch.bool)
+    for node, parent in enumerate(span.parents):
+        if parent >= 0:
+            sees[node] = sees[parent]
+        sees[node, node] = True
+    hidden = torch.cat([torch.zeros(nodes, span.start, dtype=torch.bool), ~sees], dim=1)[span.first :]
+    return torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
