@@ -66,6 +66,7 @@ class TargetMetrics:
         self.self_test_acceptance = Gauge(
             "ssd:self_test_acceptance", "Kept share of proposed tokens in the start-up self-test.", registry=r
         )
+        self.unauthorized = Counter("ssd:unauthorized_requests", "HTTP requests without a valid API key.", registry=r)
         self.sessions = Gauge(
             "ssd:draft_sessions", "Sessions on drafts, by state of the handle.", ["state"], registry=r
         )
@@ -97,3 +98,13 @@ class DraftMetrics:
         self.dropped = Counter("ssd:draft_dropped", "Received messages that did not fit.", ["reason"], registry=r)
         self.evictions = Counter("ssd:draft_evictions", "Sessions that lost their KV pages.", registry=r)
         self.link_bytes = Counter("ssd:draft_link_bytes", "Bytes on target links.", ["direction"], registry=r)
+        self.limited = Counter(
+            "ssd:draft_limited",
+            "What a target asked for beyond its limits, by limit: opens, sessions, tokens, rows.",
+            ["limit"],
+            registry=r,
+        )
+        self.invalid_frames = Counter("ssd:draft_invalid_frames", "Frames that were no valid message.", registry=r)
+        self.refused_streams = Counter(
+            "ssd:draft_refused_streams", "Streams not taken: no_token, wrong_token, full.", ["reason"], registry=r
+        )

@@ -20,6 +20,7 @@ from ssd_cluster.draft.calibration import calibrate
 from ssd_cluster.draft.load import LoadReporter
 from ssd_cluster.draft.outcomes import OutcomeObserver
 from ssd_cluster.draft.publisher import Publisher
+from ssd_cluster.draft.quotas import Quotas
 from ssd_cluster.draft.sampler import RowSampler
 from ssd_cluster.draft.scheduler import Scheduler
 from ssd_cluster.draft.service import DraftService
@@ -27,6 +28,7 @@ from ssd_cluster.draft.stepper import Stepper
 from ssd_cluster.draft.table import SessionTable
 from ssd_cluster.draft.timing import StepTimer
 from ssd_cluster.errors import EngineStopped
+from ssd_cluster.link.limits import MAX_U32
 from ssd_cluster.link.messages import Welcome
 from ssd_cluster.link.stream import Inbox
 from ssd_cluster.metrics import DraftMetrics
@@ -96,7 +98,13 @@ class DraftEngine:
             runner, self._table, scheduler, observer, sampler, self.timer, settings, self.metrics, clock
         )
         self._service = DraftService(
-            self._table, lambda: self.welcome, sampler, observer, self.metrics, settings.link.frame_bytes
+            self._table,
+            lambda: self.welcome,
+            sampler,
+            observer,
+            Quotas(settings.limits),
+            self.metrics,
+            settings.link.frame_bytes,
         )
         self._publisher = Publisher(self.metrics, self._table.rest)
         self._load = LoadReporter(self._table, settings, self.timer, self.metrics)
@@ -135,6 +143,7 @@ class DraftEngine:
     @property
     def welcome(self) -> Welcome:
         """What this draft says of itself to a target, with the step time as measured so far."""
+        limits = self._settings.limits
         return Welcome(
             draft_id=self.draft_id,
             incarnation=self.incarnation,
@@ -143,8 +152,8 @@ class DraftEngine:
             vocabulary=self._vocabulary,
             k_max=self._settings.k_max,
             max_context=self._runner.max_context,
-            row_credit=self._settings.row_credit,
-            session_credit=self._settings.session_credit,
+            row_credit=min(self._settings.row_credit, limits.rows or MAX_U32),
+            session_credit=min(self._settings.session_credit, limits.sessions or MAX_U32),
             step_time=self.timer.model,
             session_ttl_s=self._settings.link.session_ttl_s,
             trust_domain=self._settings.trust_domain or "",

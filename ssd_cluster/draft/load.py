@@ -15,6 +15,16 @@ from ssd_cluster.metrics import DraftMetrics
 _WINDOW = 32
 
 
+def count_traffic(peer: Peer, metrics: DraftMetrics) -> None:
+    """Add what went over a peer's stream since the last call to the counters."""
+    stream, old = peer.stream, peer.counted
+    peer.counted = stream.bytes_sent, stream.bytes_received, stream.frames_dropped
+    sent, received, invalid = (max(0, new - before) for new, before in zip(peer.counted, old, strict=True))
+    metrics.link_bytes.labels("sent").inc(sent)
+    metrics.link_bytes.labels("received").inc(received)
+    metrics.invalid_frames.inc(invalid)
+
+
 class LoadReporter:
     """Sends Load on change and at intervals, keeps gauges, and sheds sessions under lasting overload.
 
@@ -73,8 +83,7 @@ class LoadReporter:
         for peer in self._table.peers.values():
             if peer.incarnation is None:
                 continue
-            rows = self._table.share(peer, self._settings.row_credit)
-            sessions = self._table.share(peer, self._settings.session_credit)
+            rows, sessions = self._table.row_credit(peer), self._table.session_credit(peer)
             old = peer.load
             if due or old is None or (old.row_credit, old.session_credit, old.draining) != (rows, sessions, draining):
                 self._send(peer, rows, sessions, draining)
@@ -90,7 +99,4 @@ class LoadReporter:
         self._metrics.sessions.set(len(self._table))
         self._metrics.kv_usage.set(self._table.kv_usage)
         for peer in self._table.peers.values():
-            now = peer.stream.bytes_sent, peer.stream.bytes_received
-            for direction, new, old in zip(("sent", "received"), now, peer.bytes_seen, strict=True):
-                self._metrics.link_bytes.labels(direction).inc(max(0, new - old))
-            peer.bytes_seen = now
+            count_traffic(peer, self._metrics)

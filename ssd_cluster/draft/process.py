@@ -69,7 +69,15 @@ def _serve(settings: DraftSettings, stop: threading.Event) -> bool:
     engine = load_draft(settings, inbox)
     engine.start()
     with LinkLoop("draft-link") as loop:
-        listener = Listener(settings.host, settings.port, inbox, settings.link, loop)
+        listener = Listener(
+            settings.host,
+            settings.port,
+            inbox,
+            settings.link,
+            loop,
+            max_streams=settings.max_streams,
+            refused=lambda reason: engine.metrics.refused_streams.labels(reason).inc(),
+        )
         _say({"endpoint": listener.endpoint, "pid": os.getpid()})
         while engine.healthy() and not stop.wait(_HEALTH_S):
             continue

@@ -6,7 +6,9 @@ import logging
 from collections.abc import Callable
 
 from ssd_cluster.draft.builds import ChainBuild, TreeBuild
+from ssd_cluster.draft.load import count_traffic
 from ssd_cluster.draft.outcomes import OutcomeObserver
+from ssd_cluster.draft.quotas import OverQuota, Quotas
 from ssd_cluster.draft.sampler import RowSampler
 from ssd_cluster.draft.session import OpenLimits, Session, check_open, open_session
 from ssd_cluster.draft.table import Peer, SessionTable
@@ -40,6 +42,7 @@ class DraftService:
         welcome: what this draft says of itself now; read at every Hello.
         sampler: makes the sampling state of a new session.
         observer: learns from outcomes.
+        quotas: of each target.
         metrics: counters.
         frame_bytes: most bytes of a frame.
 
@@ -55,6 +58,7 @@ class DraftService:
         welcome: Callable[[], Welcome],
         sampler: RowSampler,
         observer: OutcomeObserver,
+        quotas: Quotas,
         metrics: DraftMetrics,
         frame_bytes: int,
     ) -> None:
@@ -65,6 +69,7 @@ class DraftService:
         self._welcome = welcome
         self._sampler = sampler
         self._observer = observer
+        self._quotas = quotas
         self._metrics = metrics
         own = welcome()
         self._limits = OpenLimits(own.max_context, own.vocabulary, own.k_max, frame_bytes)
@@ -102,6 +107,7 @@ class DraftService:
         if peer is None:
             return
         log.info("target stream ended target=%s reason=%s sessions=%d", peer.target_id, reason, len(peer.sessions))
+        count_traffic(peer, self._metrics)
         self._table.clear(peer)
 
     def _hello(self, peer: Peer, hello: Hello) -> None:
@@ -132,9 +138,9 @@ class DraftService:
             self._table.end(session, void=False)
         refusal = self._refusal(peer, message, now)
         if refusal is not None:
-            code, detail = refusal
+            code, detail, retry_s = refusal
             peer.bury(message.session, message.epoch, void=True)
-            self._table.nack(peer, message.session, message.epoch, code, detail=detail)
+            self._table.nack(peer, message.session, message.epoch, code, detail=detail, retry_s=retry_s)
             return
         sampling, limits = self._sampler.session(message), self._limits
         session = open_session(peer, message, now, context=limits.context, k_max=limits.k_max, sampling=sampling)
@@ -143,15 +149,25 @@ class DraftService:
         self.renewed[session] = None
         peer.send(Opened(message.session, message.epoch, session.base_len))
 
-    def _refusal(self, peer: Peer, message: Open, now: float) -> tuple[NackCode, str] | None:
+    def _refusal(self, peer: Peer, message: Open, now: float) -> tuple[NackCode, str, float] | None:
+        """Code, detail and seconds to wait."""
         if self.draining:
-            return NackCode.DRAINING, "this draft is draining"
-        if peer.refusal is not None:
-            return NackCode.MISMATCH, peer.refusal
-        refusal = check_open(message, self._limits, peer.kinds)
-        if refusal is None and not self._table.admit(peer, now):
-            return NackCode.BUSY, "the session credit of this target is used up"
-        return refusal
+            return NackCode.DRAINING, "this draft is draining", 0.0
+        over = self._quotas.opening(peer.target_id, now)
+        if over is None and peer.refusal is not None:
+            return NackCode.MISMATCH, peer.refusal, 0.0
+        if over is None and (refusal := check_open(message, self._limits, peer.kinds)) is not None:
+            return *refusal, 0.0
+        over = over or self._over_tokens(peer, len(message.tokens))
+        if over is not None:
+            self._metrics.limited.labels(over.limit).inc()
+            return over.code, over.detail, over.retry_s
+        if not self._table.admit(peer, now):
+            return NackCode.BUSY, "the session credit of this target is used up", 0.0
+        return None
+
+    def _over_tokens(self, peer: Peer, length: int, session: Session | None = None) -> OverQuota | None:
+        return self._quotas.holding((s.base_len for s in peer.sessions.values() if s is not session), length)
 
     def _commit(self, peer: Peer, row: CommitRow, now: float) -> None:
         session = peer.sessions.get(row.session)
@@ -176,6 +192,9 @@ class DraftService:
             self._table.end(session)
         elif session.base_len >= self._limits.context:
             self._table.refuse(session, NackCode.TOO_LONG, f"the draft's context of {self._limits.context} is full")
+        elif (over := self._over_tokens(peer, session.base_len, session)) is not None:
+            self._metrics.limited.labels(over.limit).inc()
+            self._table.refuse(session, over.code, over.detail)
         elif applied.renewed:
             session.renewed_s = now
             self.renewed[session] = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -10,6 +11,7 @@ from ssd_cluster.draft.builds import BranchBuild, Build, TreeBuild
 from ssd_cluster.draft.pages import SessionPages
 from ssd_cluster.draft.session import Session
 from ssd_cluster.errors import LinkClosed, OutOfBlocks
+from ssd_cluster.link.limits import MAX_U32
 from ssd_cluster.link.messages import Load, Message, Nack, NackCode
 from ssd_cluster.link.stream import Stream
 from ssd_cluster.metrics import DraftMetrics
@@ -17,7 +19,7 @@ from ssd_cluster.model.kv import BlockPool, TailPool
 from ssd_cluster.types import ProposalKind
 
 _GRAVES = 4096
-_RETRY_AFTER_MS = 1000
+_RETRY_AFTER_S = 1.0
 _EARLY_RATE = 0.1
 
 
@@ -34,6 +36,7 @@ class Peer:
         graves: ended sessions: (newest epoch that is known to have ended, whether an Open of that epoch is void too).
         load: the newest Load sent.
         early_s: mean time by which outcomes come before they were expected (0 for those that come later).
+        counted: bytes sent, bytes received and invalid frames of the stream that metrics have already.
     """
 
     stream: Stream
@@ -45,7 +48,7 @@ class Peer:
     graves: dict[int, tuple[int, bool]] = field(default_factory=dict)
     load: Load | None = None
     early_s: float = 0.0
-    bytes_seen: tuple[int, int] = (0, 0)
+    counted: tuple[int, int, int] = (0, 0, 0)
 
     def send(self, message: Message) -> None:
         """Send, or do nothing on a stream that has just ended: its end is in the inbox already or comes soon."""
@@ -119,6 +122,14 @@ class SessionTable:
         total = sum(self.weight(p.target_id) for p in self.peers.values() if p.incarnation is not None)
         return max(1, int(credit * self.weight(peer.target_id) / total)) if total else credit
 
+    def row_credit(self, peer: Peer) -> int:
+        """Most rows per round that one target may ask for."""
+        return min(self.share(peer, self._settings.row_credit), self._settings.limits.rows or MAX_U32)
+
+    def session_credit(self, peer: Peer) -> int:
+        """Most sessions that one target may hold."""
+        return min(self.share(peer, self._settings.session_credit), self._settings.limits.sessions or MAX_U32)
+
     def row_allowance(self, session: Session, build: TreeBuild) -> int:
         """Branches that a tree may have now: its target's ceiling, cut in proportion where credits are exceeded.
 
@@ -130,11 +141,10 @@ class SessionTable:
             if isinstance(other.build, TreeBuild):
                 total += other.build.rows
                 mine += other.build.rows if other.peer is session.peer else 0
-        rows = build.rows
-        for wanted, credit in (
-            (total, self._settings.max_step_rows),
-            (mine, self.share(session.peer, self._settings.row_credit)),
-        ):
+        rows, own = build.rows, self.row_credit(session.peer)
+        if mine > own:
+            self._metrics.limited.labels("rows").inc()
+        for wanted, credit in ((total, self._settings.max_step_rows), (mine, own)):
             if wanted > credit:
                 rows = min(rows, max(1, build.rows * credit // wanted))
         return rows
@@ -144,10 +154,10 @@ class SessionTable:
 
         A target below its share is always admitted: if others hold more than theirs, one of those sessions is refused.
         """
-        mine = self.share(peer, self._settings.session_credit)
-        if len(peer.sessions) >= mine:
+        if len(peer.sessions) >= self.session_credit(peer):
             forgotten = [s for s in peer.sessions.values() if now - s.renewed_s > self._settings.link.session_ttl_s]
             if not forgotten:
+                self._metrics.limited.labels("sessions").inc()
                 return False
             self.end(min(forgotten, key=lambda s: s.renewed_s))
         if len(self) >= self._settings.session_credit:
@@ -183,12 +193,20 @@ class SessionTable:
         self.nack(session.peer, session.id, session.epoch, code, have_len=have, detail=detail)
 
     def nack(
-        self, peer: Peer, session: int, epoch: int, code: NackCode, *, have_len: int = 0, detail: str = ""
+        self,
+        peer: Peer,
+        session: int,
+        epoch: int,
+        code: NackCode,
+        *,
+        have_len: int = 0,
+        detail: str = "",
+        retry_s: float = 0.0,
     ) -> None:
-        """Send one refusal and count it."""
+        """Send one refusal and count it; ``retry_s``: when a BUSY target may come again at the earliest."""
         self._metrics.nacks.labels(code.value).inc()
-        retry = _RETRY_AFTER_MS if code is NackCode.BUSY else 0
-        peer.send(Nack(session, epoch, code, have_len=have_len, retry_after_ms=retry, detail=detail))
+        retry_ms = math.ceil(1000 * max(_RETRY_AFTER_S, retry_s)) if code is NackCode.BUSY else 0
+        peer.send(Nack(session, epoch, code, have_len=have_len, retry_after_ms=min(retry_ms, MAX_U32), detail=detail))
 
     def clear(self, peer: Peer) -> None:
         """Free all sessions of a peer."""

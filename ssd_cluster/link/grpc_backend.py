@@ -227,7 +227,7 @@ class Listener:
         self._loop.disown(self)
 
     async def _listen(self, port: int) -> int:
-        server = grpc.aio.server(options=channel_options(self._settings))
+        server = grpc.aio.server(options=channel_options(self._settings, Side.DRAFT))
         handler = grpc.stream_stream_rpc_method_handler(self._serve)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
         try:

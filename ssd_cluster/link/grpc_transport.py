@@ -12,6 +12,7 @@ import grpc.aio
 from ssd_cluster.config import LinkSettings
 from ssd_cluster.errors import LinkClosed
 from ssd_cluster.link._pb import draft_link_pb2 as pb
+from ssd_cluster.link.codec import Side
 from ssd_cluster.link.remote import Transport
 from ssd_cluster.link.tls import TlsFiles
 
@@ -25,12 +26,17 @@ ACCEPTED = "ssd-draft"  # initial metadata of a draft that takes the call
 _REASON = "ssd-reason-bin"  # trailing metadata: why a draft closed
 
 
-def channel_options(settings: LinkSettings) -> list[tuple[str, int]]:
-    """Channel arguments of both sides; keepalive finds dead machines below our own pings."""
+def channel_options(settings: LinkSettings, side: Side) -> list[tuple[str, int]]:
+    """Channel arguments of one side; keepalive finds dead machines below our own pings.
+
+    A draft's stream sees frames of up to twice the limit: it can then say and count what it refuses. gRPC ends what
+    brings larger ones, without a word to the draft.
+    """
+    receive_bytes = settings.frame_bytes * (2 if side is Side.DRAFT else 1)
     keepalive_ms = int(settings.session_ttl_s * 500)
     return [
         ("grpc.max_send_message_length", settings.frame_bytes),
-        ("grpc.max_receive_message_length", settings.frame_bytes),
+        ("grpc.max_receive_message_length", receive_bytes),
         ("grpc.keepalive_time_ms", keepalive_ms),
         ("grpc.keepalive_timeout_ms", keepalive_ms),
         ("grpc.keepalive_permit_without_calls", 1),
@@ -46,7 +52,7 @@ def channel_options(settings: LinkSettings) -> list[tuple[str, int]]:
 
 def open_channel(endpoint: str, settings: LinkSettings, tls: TlsFiles | None) -> Any:
     """A target's channel, encrypted if there are certificates; on the loop."""
-    options: list[tuple[str, int | str]] = [*channel_options(settings)]
+    options: list[tuple[str, int | str]] = [*channel_options(settings, Side.TARGET)]
     if tls is None:
         return grpc.aio.insecure_channel(endpoint, options=options)
     if settings.tls is not None and settings.tls.server_name is not None:

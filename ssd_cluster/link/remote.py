@@ -214,6 +214,11 @@ class RemoteStream(Stream):
                 return
             self._heard = True
             self.bytes_received += len(frame)
+            most = self._codec.limits.frame_bytes
+            if len(frame) > most:
+                self.frames_dropped += 1
+                self._fail(f"the peer sent a frame of {len(frame)} bytes, more than {most}")
+                return
             try:
                 message = self._codec.decode(frame)
             except InvalidFrame as error:

@@ -47,7 +47,15 @@ class DraftService:
         self._loop = LinkLoop("draft-link")
         self._loop.start()
         try:
-            self._listener = Listener(settings.host, settings.port, inbox, settings.link, self._loop)
+            self._listener = Listener(
+                settings.host,
+                settings.port,
+                inbox,
+                settings.link,
+                self._loop,
+                max_streams=settings.max_streams,
+                refused=lambda reason: self.metrics.refused_streams.labels(reason).inc(),
+            )
         except BaseException:
             self._loop.close()
             raise

@@ -239,13 +239,17 @@ def test_garbage_from_a_draft_ends_the_targets_stream(loop: LinkLoop, target_inb
         assert stream.frames_dropped == MAX_INVALID_FRAMES + 1
 
 
+@pytest.mark.parametrize("excess", [1, 5 * 1024 * 1024])  # the larger one is ended by gRPC, without a word
 def test_an_oversize_frame_ends_its_stream_and_no_other(
-    raw: RawTarget, listener: Listener, loop: LinkLoop, target_inbox: Inbox, draft_inbox: Inbox
+    raw: RawTarget, listener: Listener, loop: LinkLoop, target_inbox: Inbox, draft_inbox: Inbox, excess: int
 ) -> None:
     raw.send(encode(hello()))
     stream, _ = take(draft_inbox)
-    raw.send(bytes(LinkSettings().frame_bytes + 1))
-    take_end(draft_inbox)
+    most = LinkSettings().frame_bytes
+    raw.send(bytes(most + excess))
+    reason = take_end(draft_inbox).reason
+    assert excess > most or reason == f"the peer sent a frame of {most + excess} bytes, more than {most}"
+    assert stream.frames_dropped == (excess <= most)
     assert stream.closed
     with pytest.raises(grpc.RpcError):
         next(raw.call)
