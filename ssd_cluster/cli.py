@@ -15,6 +15,7 @@ COMMANDS = {
     "generate": "answer one prompt in this process and print one JSON object",
     "chat": "talk to the model in this terminal",
     "bench": "measure modes, interleaved in one run, and print a table",
+    "simulate": "predict the speed of targets and drafts from times and statistics",
     "check-pair": "say whether a draft fits a target and what speed-up to expect",
     "cut": "make a draft checkpoint from chosen layers of a target",
     "distill": "train a draft for a target from what the target itself writes",
