@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import math
 import stat
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from ssd_cluster.errors import ConfigError
@@ -14,6 +17,7 @@ log = logging.getLogger(__name__)
 
 MIN_LENGTH = 16
 MAX_FILE_BYTES = 1 << 20
+SAY_EVERY_S = 10.0
 _TOO_OPEN = stat.S_IRWXO | stat.S_IWGRP  # a group may read: that is how Kubernetes mounts secrets for one
 
 
@@ -72,6 +76,30 @@ def bearer(header: str | None) -> str | None:
     """The secret in the value of an Authorization header, or None."""
     scheme, _, secret = (header or "").strip().partition(" ")
     return secret.strip() or None if scheme.lower() == "bearer" else None
+
+
+class Complaints:
+    """Log lines about refusals: the first at once, then at most one per ``SAY_EVERY_S``, with how many went unsaid.
+
+    Args:
+        logger: where they go.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._log = logger
+        self._clock = clock
+        self._silent_until = -math.inf
+        self._unsaid = 0
+
+    def say(self, what: str, peer: str, reason: str) -> None:
+        """Log one refusal, or count it."""
+        now = self._clock()
+        if now < self._silent_until:
+            self._unsaid += 1
+            return
+        self._log.warning("%s peer=%s reason=%s refused_since_last_line=%d", what, peer, reason, self._unsaid)
+        self._silent_until, self._unsaid = now + SAY_EVERY_S, 0
 
 
 class KeyRing:

@@ -53,6 +53,13 @@ class ModelNotFound(SsdClusterError):
     http_status = 404
 
 
+class Unauthorized(SsdClusterError):
+    """A request carries no valid API key."""
+
+    code = "invalid_api_key"
+    http_status = 401
+
+
 class Overloaded(SsdClusterError):
     """Too many requests are queued."""
 

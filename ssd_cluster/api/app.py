@@ -18,6 +18,7 @@ from ssd_cluster.api import errors, exposition
 from ssd_cluster.api.client import EngineClient, ServedModel
 from ssd_cluster.api.collect import chat_completion, collect, text_completion
 from ssd_cluster.api.disconnect import ClientGone, unless_disconnected
+from ssd_cluster.api.keys import ApiKeys, KeyGate
 from ssd_cluster.api.responses import Identity, ModelCard, ModelList
 from ssd_cluster.api.schemas import ChatRequest, CompletionRequest, GenerationOptions
 from ssd_cluster.api.sse import ChatFormat, EventStream, TextFormat, stream_events
@@ -28,8 +29,11 @@ from ssd_cluster.target.request import Delta, Event, GenerationRequest
 CLIENT_CLOSED_REQUEST = 499
 
 
-def create_app(client: EngineClient, model: ServedModel) -> FastAPI:
-    """The endpoints of one model: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics."""
+def create_app(client: EngineClient, model: ServedModel, keys: ApiKeys | None = None) -> FastAPI:
+    """The endpoints of one model: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics.
+
+    ``keys``: all but /health ask for one of them; None: nothing does.
+    """
     endpoints = _Endpoints(client, model)
 
     @contextlib.asynccontextmanager
@@ -39,6 +43,8 @@ def create_app(client: EngineClient, model: ServedModel) -> FastAPI:
 
     app = FastAPI(title="ssd-cluster", version=__version__, lifespan=lifespan)
     errors.install(app)
+    if keys is not None:
+        app.add_middleware(KeyGate, keys=keys)
     app.include_router(_generation_routes(endpoints))
     app.include_router(_service_routes(client, model))
     return app

@@ -9,14 +9,13 @@ from enum import StrEnum
 
 from ssd_cluster.config import LinkSettings
 from ssd_cluster.config_link import exposed, is_loopback
-from ssd_cluster.credentials import KeyRing, bearer, read_keys
+from ssd_cluster.credentials import Complaints, KeyRing, bearer, read_keys
 from ssd_cluster.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 AUTHORIZATION = "authorization"
 TOKEN_KEY = "link.token_file"
-_SAY_EVERY_S = 10.0
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -91,9 +90,7 @@ class Doorman:
         self._tokens = KeyRing(settings.token_file, TOKEN_KEY) if settings.token_file is not None else None
         self._max_streams = max_streams
         self._refused = refused
-        self._clock = clock
-        self._silent_until = clock()
-        self._unsaid = 0
+        self._complaints = Complaints(log, clock)
 
     def refusal(self, metadata: Iterable[tuple[str, str | bytes]], peer: str, streams: int) -> Refusal | None:
         """Why this call is not taken, or None.
@@ -105,7 +102,9 @@ class Doorman:
         """
         reason = self._decide(metadata, streams)
         if reason is not None:
-            self._note(reason, peer)
+            self._complaints.say("stream refused", peer, reason)
+            if self._refused is not None:
+                self._refused(reason.value)
         return reason
 
     def _decide(self, metadata: Iterable[tuple[str, str | bytes]], streams: int) -> Refusal | None:
@@ -117,13 +116,3 @@ class Doorman:
         if self._max_streams is not None and streams >= self._max_streams:
             return Refusal.FULL
         return None
-
-    def _note(self, reason: Refusal, peer: str) -> None:
-        if self._refused is not None:
-            self._refused(reason.value)
-        now = self._clock()
-        if now < self._silent_until:
-            self._unsaid += 1
-            return
-        log.warning("stream refused peer=%s reason=%s refused_since_last_line=%d", peer, reason, self._unsaid)
-        self._silent_until, self._unsaid = now + _SAY_EVERY_S, 0

@@ -14,6 +14,7 @@ from ssd_cluster.config import DraftSettings, ModelSettings
 from ssd_cluster.serve.args import DRAFT_DEPLOYMENT, TARGET_DEPLOYMENT, AppArgs, TargetAppArgs
 from ssd_cluster.serve.draft_endpoint import EndpointFinder
 from ssd_cluster.serve.draft_service import DraftEndpoint, DraftService
+from ssd_cluster.serve.http_host import require_protected_http
 from ssd_cluster.serve.loopback import keep_on_loopback
 from ssd_cluster.serve.metrics_mirror import MirrorThread, RegistryMirror
 from ssd_cluster.serve.target_service import TargetService
@@ -47,6 +48,7 @@ class Target:
 
     async def __init__(self, args: TargetAppArgs) -> None:  # type: ignore[misc]
         keep_on_loopback()
+        require_protected_http(args.http)
         replica = str(serve.get_replica_context().replica_id.unique_id)
         find_draft = None
         if args.draft_application is not None:

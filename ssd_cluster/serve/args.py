@@ -6,7 +6,8 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
-from ssd_cluster.config import DraftSettings, HttpSettings, Settings, TargetSettings
+from ssd_cluster.config import DraftSettings, HttpAccess, HttpSettings, Settings, TargetSettings
+from ssd_cluster.config_link import is_loopback
 from ssd_cluster.types import Mode
 
 IMPORT_PATH: Final = "ssd_cluster.serve.app:build"
@@ -22,6 +23,7 @@ class TargetAppArgs(TargetSettings):
     ``in_process_draft``: a draft engine inside the target replica instead (mode sd, or ssd on one machine).
     ``graceful_shutdown_timeout_s``: how long a replica that is to stop may finish its requests.
     ``self_test``: answer a few prompts when the draft is ready, and warn if it is of no use.
+    ``http``: API keys; they are asked for by the replica, whatever started Serve.
     """
 
     draft_application: Name | None = None
@@ -29,6 +31,7 @@ class TargetAppArgs(TargetSettings):
     in_process_draft: DraftSettings | None = None
     graceful_shutdown_timeout_s: float = Field(default=300.0, ge=0)
     self_test: bool = True
+    http: HttpAccess = HttpAccess()
 
     @model_validator(mode="after")
     def _draft_fits_mode(self) -> TargetAppArgs:
@@ -45,6 +48,17 @@ class TargetAppArgs(TargetSettings):
     def engine_settings(self) -> TargetSettings:
         """The part that the engine knows."""
         return TargetSettings.model_validate({name: getattr(self, name) for name in TargetSettings.model_fields})
+
+
+def unprotected(http: HttpAccess, host: str) -> str | None:
+    """Why a target may not be served on this HTTP host, or None."""
+    if is_loopback(host) or http.allow_open or http.api_keys_file is not None:
+        return None
+    return (
+        f"the HTTP host {host!r} is not a loopback address and no API keys are set: anybody could use the model; set "
+        "target.http.api_keys_file, or target.http.allow_open: true if something else guards it, or "
+        "http_options.host: 127.0.0.1"
+    )
 
 
 class AppArgs(Settings):
@@ -114,6 +128,9 @@ class ServeFile(Settings):
             raise ValueError("applications: none of them is a target")
         drafts = {app.name for app in self.applications if app.args.draft is not None}
         for app in self.targets:
+            reason = unprotected(app.args.target.http, self.http_options.host) if app.args.target else None
+            if reason is not None:
+                raise ValueError(f"applications: {app.name}: {reason}")
             wanted = app.args.target.draft_application if app.args.target else None
             if wanted is not None and wanted not in drafts:
                 raise ValueError(

@@ -245,8 +245,10 @@ def _say_ready(file: ServeFile, http: HttpSettings) -> None:
         base = _base_url(http, app)
         question = [{"role": "user", "content": "Why is the sky blue?"}]
         body = json.dumps({"model": target.name, "messages": question, "max_tokens": 128, "stream": True})
+        key = "" if target.http.api_keys_file is None else " -H 'authorization: Bearer KEY'"
         _say(f"serving {target.name} on {base}/v1 (Ctrl-C stops it); try:")
-        sys.stdout.write(f"\n  curl -N {base}/v1/chat/completions -H 'content-type: application/json' -d '{body}'\n\n")
+        command = f"curl -N {base}/v1/chat/completions{key} -H 'content-type: application/json' -d '{body}'"
+        sys.stdout.write(f"\n  {command}\n\n")
     sys.stdout.flush()
 
 

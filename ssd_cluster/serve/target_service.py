@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from ssd_cluster import __version__
 from ssd_cluster.api.app import create_app
 from ssd_cluster.api.client import LocalEngineClient, ServedModel
+from ssd_cluster.api.keys import ApiKeys
 from ssd_cluster.draft.engine import DraftEngine, load_draft
 from ssd_cluster.errors import EngineStopped
 from ssd_cluster.link.grpc_backend import connect
@@ -51,6 +52,8 @@ class TargetService:
         if settings.model.cores is not None:
             pin_thread(settings.model.cores)  # the threads started below inherit it
         self.metrics = TargetMetrics()
+        path = args.http.api_keys_file
+        self._keys = ApiKeys(path, self.metrics.unauthorized.inc) if path is not None else None
         self._tokenizer = Tokenizer.load(resolve_checkpoint(settings.model.path))
         self._runner = load_runner(settings.model)
         self._loop = LinkLoop("target-link")
@@ -93,7 +96,7 @@ class TargetService:
 
     def app(self) -> FastAPI:
         """The HTTP application over this engine."""
-        return create_app(LocalEngineClient(self._engine), self._model)
+        return create_app(LocalEngineClient(self._engine), self._model, self._keys)
 
     def status(self) -> dict[str, Any]:
         """The engine's snapshot and our pid, for operators and tests."""

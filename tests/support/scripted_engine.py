@@ -145,7 +145,8 @@ def make_app(engine: ScriptedEngine, **settings: Any) -> FastAPI:
         replica="r0",
         registry=settings.get("registry") or CollectorRegistry(),
     )
-    return create_app(LocalEngineClient(engine, health_check_s=settings.get("health_check_s", 5.0)), model)
+    client = LocalEngineClient(engine, health_check_s=settings.get("health_check_s", 5.0))
+    return create_app(client, model, settings.get("keys"))
 
 
 def post(app: FastAPI, path: str, body: Any) -> httpx.Response:
