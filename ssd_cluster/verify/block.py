@@ -8,6 +8,7 @@ Q_tau)+ / S_tau if tau < n, else from P_n. P(tau >= t) = E[rho_t]; nothing is ca
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from ssd_cluster.verify.chain import (
     stopped,
     verify_chains,
 )
-from ssd_cluster.verify.laws import positive_mass
+from ssd_cluster.verify.laws import SparseLaw, positive_mass
 
 
 def threshold(excess: float, log_rho: float) -> float:
@@ -43,7 +44,7 @@ def block_thresholds(log_rho: Tensor, S: Tensor, n: Tensor) -> Tensor:
     denominator = S - torch.expm1(log_rho[:, :-1])
     inner = torch.where(denominator > 0, S / denominator, 1.0)
     t = torch.arange(log_rho.shape[1], device=n.device)
-    h = torch.where(t == n.unsqueeze(1), log_rho.exp(), torch.nn.functional.pad(inner, (0, 1)))
+    h = torch.where(t == n.unsqueeze(1), log_rho.exp(), torch.cat([inner, inner.new_zeros(len(n), 1)], -1))
     return h.masked_fill(t > n.unsqueeze(1), 0.0).masked_fill(t == 0, 1.0)
 
 
@@ -84,16 +85,27 @@ def log_walk(chain: Chain) -> Tensor:
     return log_ratios(row_probability(chain.rows[:-1], chain.tokens), chain.law.probability_of(chain.tokens))
 
 
-def inner_threshold(chain: Chain, t: int, log_rho: float) -> float:
-    """h_t of 0 < t < n; rows are summed only where rho_t lies between 0 and 1, since at both ends h_t = rho_t."""
-    if log_rho == 0 or log_rho == -math.inf:
-        return math.exp(log_rho)
-    scale = torch.tensor([math.exp(log_rho)], dtype=torch.float64, device=chain.rows.device)
-    return threshold(float(chain.law.row(t).excess(scale, chain.rows[t : t + 1])), log_rho)
+def inner_thresholds(chain: Chain, log_rho: list[float]) -> Callable[[int], float]:
+    """h_t as a function of t, 0 < t < n.
+
+    A sparse law gives all S_t at once; a dense one sums a row only when h_t is asked for and rho_t lies between 0 and
+    1, since at both ends h_t = rho_t.
+    """
+    rho = torch.tensor(log_rho[:-1], dtype=torch.float64, device=chain.rows.device).exp_()
+    every = chain.law.excess(rho, chain.rows[:-1]).tolist() if isinstance(chain.law, SparseLaw) else None
+
+    def h(t: int) -> float:
+        if log_rho[t] in (0.0, -math.inf):
+            return math.exp(log_rho[t])
+        if every is not None:
+            return threshold(every[t], log_rho[t])
+        return threshold(float(chain.law.row(t).excess(rho[t : t + 1], chain.rows[t : t + 1])), log_rho[t])
+
+    return h
 
 
 def last_kept(chain: Chain, log_rho: list[float], last: float) -> int:
-    """tau of one chain, found from its end: S_t is formed only where no longer prefix was kept.
+    """tau of one chain, found from its end.
 
     Args:
         chain: n proposed tokens.
@@ -101,10 +113,10 @@ def last_kept(chain: Chain, log_rho: list[float], last: float) -> int:
         last: h_n.
     """
     uniforms = [0.0] * chain.n if chain.uniforms is None else chain.uniforms.tolist()
-    for t in range(chain.n, 0, -1):
-        if uniforms[t - 1] < (last if t == chain.n else inner_threshold(chain, t, log_rho[t])):
-            return t
-    return 0
+    if chain.n == 0 or uniforms[-1] < last:
+        return chain.n
+    h = inner_thresholds(chain, log_rho)
+    return next((t for t in range(chain.n - 1, 0, -1) if uniforms[t - 1] < h(t)), 0)
 
 
 def block_stop(chain: Chain) -> tuple[int, float]:

@@ -46,10 +46,8 @@ class Chain:
 
 
 def row_probability(rows: Tensor, tokens: Tensor) -> Tensor:
-    """P_t(x_{t+1}), ``[..., n]`` of rows ``[..., n, V]``; 0 for ids outside the vocabulary, which are never kept."""
-    inside = (tokens >= 0) & (tokens < rows.shape[-1])
-    found = rows.gather(-1, torch.where(inside, tokens, 0).unsqueeze(-1)).squeeze(-1)
-    return torch.where(inside, found, 0.0)
+    """P_t(x_{t+1}), ``[..., n]`` of rows ``[..., n, V]``; tokens in [0, V)."""
+    return rows.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
 
 def log_ratios(px: Tensor, qx: Tensor) -> Tensor:
@@ -62,7 +60,7 @@ def capped_log_prefix(log_ratio: Tensor) -> Tensor:
 
     Written as a walk minus its running maximum, where that is above 0; joint probabilities are never formed.
     """
-    walk = torch.nn.functional.pad(log_ratio.cumsum(-1), (1, 0))
+    walk = torch.cat([log_ratio.new_zeros(*log_ratio.shape[:-1], 1), log_ratio.cumsum(-1)], -1)
     return walk - walk.cummax(-1).values
 
 
@@ -145,20 +143,20 @@ def chains(batch: VerifyBatch) -> Iterator[Chain]:
 
     Without a law (it came too late) a proposal is verified as a point mass on its tokens, which is exact for tokens of
     any origin; so is one whose law has too few rows or gives a drafted token no probability: that law is not what the
-    tokens were drawn from.
+    tokens were drawn from. A chain ends before a token outside the vocabulary, which cannot be kept.
 
     Raises:
         ValueError: a sequence has no draws and a row that is not one-hot.
     """
-    start = 0
+    start, vocabulary = 0, batch.probs.shape[1]
     for b, proposal in enumerate(batch.proposals):
-        n = len(proposal.tokens)
+        n = next((t for t, x in enumerate(proposal.tokens) if not 0 <= x < vocabulary), len(proposal.tokens))
         rows = batch.probs[start : start + n + 1]
-        start += n + 1
+        start += len(proposal.tokens) + 1
         draws = batch.draws[b] if batch.draws else None
         if draws is None and bool((rows.amax(dim=-1) < 1).any()):
             raise ValueError(f"proposal {b} needs draws: its rows are not one-hot")
-        tokens = torch.tensor(proposal.tokens, dtype=torch.int64, device=rows.device)
+        tokens = torch.tensor(proposal.tokens[:n], dtype=torch.int64, device=rows.device)
         law = batch.laws[b] if batch.laws else None
         fits = law is not None and law.n >= n and bool((law.head(n).probability_of(tokens) > 0).all())
         yield Chain(

@@ -125,7 +125,7 @@ def forward(chain: Chain, log_rho: list[float], last: float) -> int:
     uniforms: Any = chain.uniforms
     kept = 0
     for t in range(1, chain.n + 1):
-        h = last if t == chain.n else BLOCK.inner_threshold(chain, t, log_rho[t])  # type: ignore[attr-defined]
+        h = last if t == chain.n else BLOCK.inner_thresholds(chain, log_rho)(t)  # type: ignore[attr-defined]
         if not uniforms.tolist()[t - 1] < h:
             break
         kept = t

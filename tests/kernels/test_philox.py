@@ -10,7 +10,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ssd_kernels.philox import Backend, api, exponential_noise, host, noise_words, philox4x32, words_to_exponential
+from ssd_kernels.philox import (
+    Backend,
+    api,
+    exponential_noise,
+    host,
+    noise_words,
+    philox4x32,
+    uniform_noise,
+    words_to_exponential,
+)
 from support import philox_oracle as oracle
 
 HOST_BACKENDS = (Backend.TORCH, Backend.NUMPY)
@@ -37,11 +46,31 @@ def test_any_block_equals_the_oracle(counter: tuple[int, ...], key: tuple[int, .
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.integers(-(2**65), 2**65), WORD, st.integers(1, 21), WORD)
-def test_row_layout_equals_the_oracle(seed: int, position: int, vocabulary: int, domain: int) -> None:
-    wanted = [oracle.word(seed, position, token, domain) for token in range(vocabulary)]
+@given(st.integers(-(2**65), 2**65), WORD, st.integers(1, 21), WORD, st.none() | WORD)
+def test_row_layout_equals_the_oracle(
+    seed: int, position: int, vocabulary: int, domain: int, round_word: int | None
+) -> None:
+    wanted = [oracle.word(seed, position, token, domain, round_word or 0) for token in range(vocabulary)]
+    rounds = None if round_word is None else [round_word]
     for backend in HOST_BACKENDS:
-        assert noise_words([seed], [position], vocabulary, domain=domain, backend=backend)[0].tolist() == wanted
+        words = noise_words([seed], [position], vocabulary, domain=domain, rounds=rounds, backend=backend)
+        assert words[0].tolist() == wanted
+        uniforms = [
+            uniform_noise(seed, [position], domain=domain, rounds=rounds, index=token, backend=backend).item()
+            for token in range(min(vocabulary, 5))
+        ]
+        assert uniforms == [oracle.uniform(r) for r in wanted[:5]]
+
+
+def test_rounds_of_the_rows_of_one_call() -> None:
+    row = ([7, 7, 8], [3, 3, 3], 11)
+    for backend in HOST_BACKENDS:
+        noise = exponential_noise(*row, domain=3, rounds=[0, 5, 5], backend=backend)
+        for n, (seed, word) in enumerate(((7, 0), (7, 5), (8, 5))):
+            alone = exponential_noise([seed], [3], 11, domain=3, rounds=[word], backend=backend)[0]
+            assert torch.equal(noise[n], alone)
+        assert torch.equal(noise[0], exponential_noise([7], [3], 11, domain=3, backend=backend)[0])
+        assert uniform_noise(7, [], domain=2, backend=backend).shape == (0,)
 
 
 @pytest.mark.parametrize("vocabulary", [1, 2, 3, 4, 5, 1023, 49152, 151936])
@@ -124,6 +153,10 @@ def test_refusals() -> None:
         exponential_noise([0], [0], 4, domain=2**32)
     with pytest.raises(ValueError, match="2 seeds for 1 positions"):
         exponential_noise([0, 1], [0], 4)
+    with pytest.raises(ValueError, match="round must be in"):
+        exponential_noise([0], [0], 4, rounds=[2**32])
+    with pytest.raises(ValueError, match="2 rounds for 1 positions"):
+        uniform_noise(0, [0], domain=2, rounds=[0, 1])
     with pytest.raises(ValueError, match="vocabulary"):
         noise_words([0], [0], 0)
     with pytest.raises(ValueError, match="not a valid Backend"):
@@ -144,5 +177,5 @@ def test_no_rows() -> None:
 
 def test_documented_examples_run() -> None:
     results = doctest.testmod(api)
-    assert results.attempted >= 6
+    assert results.attempted >= 8
     assert results.failed == 0

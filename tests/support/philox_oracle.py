@@ -26,9 +26,9 @@ def philox(counter: tuple[int, ...], key: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(x)
 
 
-def word(seed: int, position: int, token: int, domain: int = 0) -> int:
+def word(seed: int, position: int, token: int, domain: int = 0, round_word: int = 0) -> int:
     seed %= 2**64
-    return philox((token // 4, position, domain, 0), (seed % 2**32, seed // 2**32))[token % 4]
+    return philox((token // 4, position, domain, round_word), (seed % 2**32, seed // 2**32))[token % 4]
 
 
 def uniform(r: int) -> float:

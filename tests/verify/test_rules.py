@@ -7,7 +7,19 @@ import torch
 
 from ssd_cluster.errors import ConfigError
 from ssd_cluster.types import Proposal, ProposalKind
-from ssd_cluster.verify import RULES, Outcome, VerifyBatch, equality, rule_for, verify
+from ssd_cluster.verify import (
+    RULES,
+    RULES_FOR_SERVICE,
+    Outcome,
+    VerifyBatch,
+    block,
+    default_rule,
+    equality,
+    rule_for,
+    rules_for,
+    token,
+    verify,
+)
 
 
 def one_hot(*ids: int) -> torch.Tensor:
@@ -26,6 +38,44 @@ def test_ratio_kinds_are_refused(kind: ProposalKind) -> None:
     batch = VerifyBatch([Proposal(3), Proposal(3, (1,), kind)], one_hot(1, 2, 3), [None] * 3)
     with pytest.raises(ConfigError):
         verify(batch)
+
+
+RATIO = [ProposalKind.SPARSE, ProposalKind.DENSE]
+OTHERS = [ProposalKind.NONE, ProposalKind.COUPLED, ProposalKind.DELTA]
+
+
+def test_rules_by_name() -> None:
+    for kind in RATIO:
+        for name, rule in (("token", token), ("block", block), ("hsd", block)):
+            rules = rules_for(kind, name)
+            assert [rules[one] for one in RATIO] == [rule, rule]
+            assert [rules[one] for one in OTHERS] == [equality] * 3
+        assert default_rule(kind) == "block"
+    for kind in (ProposalKind.COUPLED, ProposalKind.DELTA):
+        assert rules_for(kind, "equality") == RULES
+        assert default_rule(kind) == "equality"
+
+
+@pytest.mark.parametrize(
+    ("kind", "rule", "why"),
+    [
+        (ProposalKind.COUPLED, "block", "'block' needs the draft's law, which kind 'coupled' does not send"),
+        (ProposalKind.COUPLED, "token", "needs the draft's law"),
+        (ProposalKind.DELTA, "hsd", "needs the draft's law"),
+        (ProposalKind.SPARSE, "equality", "use one of token, block, hsd"),
+        (ProposalKind.DENSE, "equality", "cannot verify kind 'dense'"),
+        (ProposalKind.DENSE, "hsd_uncapped_lossy", "cannot be served: it is not lossless"),
+        (ProposalKind.DENSE, "naive_hsd", "cannot be served: it needs further target calls"),
+        (ProposalKind.DENSE, "blok", "unknown rule 'blok'; there are equality, token, block, hsd"),
+    ],
+)
+def test_what_does_not_fit_is_refused(kind: ProposalKind, rule: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        rules_for(kind, rule)
+
+
+def test_the_lossy_variant_is_not_for_service() -> None:
+    assert RULES_FOR_SERVICE == ("equality", "token", "block", "hsd")
 
 
 def test_mixed_kinds_go_to_their_rules_and_come_back_in_order() -> None:
