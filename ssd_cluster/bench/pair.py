@@ -119,7 +119,7 @@ def measure_pair(
     stats: dict[Mode, dict[float, SpeculationStats]] = {}
     for mode, spec in specs.items():
         progress(f"answering {len(prompts)} prompts in mode {mode.value}")
-        stats[mode] = _try_out(spec, prompts, temperatures, max_tokens)
+        stats[mode] = try_out(spec, prompts, temperatures, max_tokens)
     for temperature in temperatures:
         sd, ssd = stats[Mode.SD][temperature], stats[Mode.SSD][temperature]
         lookups = ssd.cache_hits + ssd.cache_misses
@@ -141,9 +141,10 @@ def kept_shares(histogram: Sequence[int]) -> list[float]:
     return [sum(histogram[j + 1 :]) / total for j in range(len(histogram) - 1)] if total else []
 
 
-def _try_out(
+def try_out(
     spec: EngineSpec, prompts: Sequence[str], temperatures: Sequence[float], max_tokens: int
 ) -> dict[float, SpeculationStats]:
+    """What became of the proposals for ``prompts``, by temperature."""
     sums: dict[float, SpeculationStats] = {}
     with LocalEngine(spec) as local:
         for temperature in temperatures:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from enum import StrEnum
+from pathlib import Path
 
 from ssd_cluster.config import (
     DraftSettings,
@@ -71,11 +72,13 @@ def engine_spec(mode: Mode, options: PairOptions, link: LinkBackend | None = Non
     own, other = default_cores()
     target_cores = options.target_cores or own
     draft_cores = target_cores if mode is Mode.SD else options.draft_cores or other
+    trust = "bench" if options.speculation.ratio and mode is not Mode.AR else None
     target = TargetSettings(
         model=_model(options.target, options, target_cores),
         mode=mode,
         max_batch=options.max_batch,
         speculation=options.speculation,
+        trust_domain=trust,
     )
     if mode is Mode.AR:
         return EngineSpec(target=target)
@@ -89,8 +92,18 @@ def engine_spec(mode: Mode, options: PairOptions, link: LinkBackend | None = Non
         row_credit=max(1, options.speculation.rows * options.max_batch),
         fanout=options.fanout,
         session_credit=max(1, 2 * options.max_batch),
+        trust_domain=trust,
     )
     return EngineSpec(target=target, draft=draft, link=link)
+
+
+def traced(spec: EngineSpec, path: Path | None) -> EngineSpec:
+    """The same engine, its target's rounds recorded in ``path`` and its draft's forwards in ``path`` + ".draft"."""
+    if path is None:
+        return spec
+    target = spec.target.model_copy(update={"trace": path})
+    draft = spec.draft and spec.draft.model_copy(update={"trace": path.with_name(path.name + ".draft")})
+    return spec.model_copy(update={"target": target, "draft": draft})
 
 
 def default_cores() -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:

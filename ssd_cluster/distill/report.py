@@ -10,11 +10,20 @@ from typing import Any
 
 import torch
 
-from ssd_cluster.bench.pair import measure_pair, median_time, on_own_thread, tree_time
-from ssd_cluster.bench.spec import PairOptions, default_cores
+from ssd_cluster.bench.pair import (
+    PROMPTS,
+    kept_shares,
+    measure_pair,
+    median_time,
+    on_own_thread,
+    tree_time,
+    try_out,
+)
+from ssd_cluster.bench.spec import PairOptions, default_cores, engine_spec
 from ssd_cluster.config import ModelSettings, SpeculationSettings
 from ssd_cluster.distill.settings import DistillSettings
 from ssd_cluster.model.runner import load_runner
+from ssd_cluster.types import Mode, ProposalKind
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 LOOKAHEAD = 8
@@ -24,8 +33,8 @@ ROWS = (1, 2, 4, 8, 16, 32)
 def measure_draft(settings: DistillSettings, draft: Path, progress: Callable[[str], None]) -> dict[str, Any]:
     """Run the pair on the built-in prompts (``bench.pair``) with 8 proposed tokens per round, and time the draft.
 
-    ``acceptance`` is that of ``coupled`` proposals; what a ratio rule would accept at each position is ``overlap`` of
-    the held-out text.
+    ``acceptance`` is that of ``coupled`` proposals, ``ratio`` that of the block rule with sparse laws (at temperature 0
+    both are the same).
     """
     options = PairOptions(
         target=settings.target,
@@ -39,6 +48,8 @@ def measure_draft(settings: DistillSettings, draft: Path, progress: Callable[[st
     report = pair.as_json()
     for entry in report["acceptance"]:
         entry["tokens_per_round_by_k"] = tokens_by_lookahead(entry["kept"])
+    progress("report: answering again with a ratio rule")
+    report["ratio"] = _ratio_acceptance(options, settings.report.max_tokens)
     progress("report: timing draft steps")
     model = ModelSettings(path=str(draft), dtype=settings.dtype, cores=default_cores()[0])
     report["step"] = on_own_thread(step_times, model)
@@ -46,10 +57,27 @@ def measure_draft(settings: DistillSettings, draft: Path, progress: Callable[[st
     return report
 
 
+def _ratio_acceptance(options: PairOptions, max_tokens: int) -> list[dict[str, Any]]:
+    speculation = SpeculationSettings(k=LOOKAHEAD, kind=ProposalKind.SPARSE)
+    spec = engine_spec(Mode.SD, options.model_copy(update={"speculation": speculation}))
+    found = []
+    for temperature, stats in try_out(spec, PROMPTS, [t for t in TEMPERATURES if t > 0], max_tokens).items():
+        kept = kept_shares(stats.acceptance_histogram)
+        found.append(
+            {
+                "temperature": temperature,
+                "kept": kept,
+                "tokens_per_round": stats.mean_acceptance_length,
+                "tokens_per_round_by_k": tokens_by_lookahead(kept),
+            }
+        )
+    return found
+
+
 def tokens_by_lookahead(kept: Sequence[float]) -> list[float]:
-    """Expected tokens per round for K = 1..len(kept): 1 + sum of P(kept >= j) for j <= K."""
+    """Expected tokens per round for K = 1..8: 1 + sum of P(kept >= j) for j <= K; ``kept`` ends where none was seen."""
     totals, total = [], 1.0
-    for share in kept:
+    for share in [*kept, *[0.0] * (LOOKAHEAD - len(kept))]:
         total += share
         totals.append(total)
     return totals
@@ -98,7 +126,10 @@ def draw_report(report: dict[str, Any], folder: Path) -> None:
     for entry in report["acceptance"]:
         tokens = entry["tokens_per_round_by_k"]
         right.plot(range(1, len(tokens) + 1), tokens, marker="o", label=f"T = {entry['temperature']:g}")
-    right.set(title="tokens per round (coupled)", xlabel="proposed tokens K")
+    for entry in report["ratio"]:
+        tokens = entry["tokens_per_round_by_k"]
+        right.plot(range(1, len(tokens) + 1), tokens, linestyle=":", label=f"T = {entry['temperature']:g}, ratio rule")
+    right.set(title="tokens per round", xlabel="proposed tokens K")
     right.legend()
     figure.savefig(folder / "report.png", dpi=110)
 

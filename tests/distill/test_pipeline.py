@@ -82,6 +82,8 @@ def test_report_says_what_the_draft_is_worth(finished: Path) -> None:
         assert len(tokens) == 8
         assert tokens == sorted(tokens)
         assert 1.0 <= tokens[0] <= 2.0
+    assert [a["temperature"] for a in report["ratio"]] == [0.7, 1.0]
+    assert all(len(entry["tokens_per_round_by_k"]) == 8 for entry in report["ratio"])
     assert set(report["held_out"]["overlap"]) == {"0.7", "1"}
     assert report["held_out"]["greedy_match"] > 0.1
     assert set(report["step"]["rows_ms"]) == {"1", "2", "4", "8", "16", "32"}
@@ -92,7 +94,7 @@ def test_report_says_what_the_draft_is_worth(finished: Path) -> None:
 
 
 def test_tokens_by_lookahead_add_up() -> None:
-    assert tokens_by_lookahead([0.5, 0.25, 0.0]) == [1.5, 1.75, 1.75]
+    assert tokens_by_lookahead([0.5, 0.25, 0.0]) == [1.5, *[1.75] * 7]
 
 
 def test_every_mode_writes_the_same_text_with_the_reduced_head(finished: Path, target: Path) -> None:
