@@ -177,7 +177,8 @@ class TargetSettings(Settings):
     """A target replica: the model that verifies, its scheduler, and how it speculates.
 
     ``stall_s``: an engine with work that finishes no step for this long is unhealthy. ``trust_domain``: name that
-    target and draft must share where the draft's laws are used (kinds ``sparse`` and ``dense``).
+    target and draft must share where the draft's laws are used (kinds ``sparse`` and ``dense``). ``trace``: record every
+    round in this file; ``{pid}`` in its name stands for the process, where there are several replicas.
     """
 
     model: ModelSettings
@@ -190,6 +191,7 @@ class TargetSettings(Settings):
     default_max_tokens: int = Field(default=512, ge=1)
     stall_s: float = Field(default=60.0, gt=0)
     trust_domain: TrustDomain | None = None
+    trace: Path | None = None
     speculation: SpeculationSettings = SpeculationSettings()
     link: LinkSettings = LinkSettings()
     breaker: BreakerSettings = BreakerSettings()
@@ -235,6 +237,7 @@ class DraftSettings(Settings):
     host: str = "127.0.0.1"
     port: int = Field(default=0, ge=0, le=65535)
     trust_domain: TrustDomain | None = None
+    trace: Path | None = None
     max_streams: int = Field(default=256, ge=1)
     limits: TargetLimits = TargetLimits()
     link: LinkSettings = LinkSettings()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
+from ssd_cluster.bench.spec import traced
 from ssd_cluster.commands.engine_options import add_engine_arguments, add_sampling_arguments, params_of, spec_of
 
 
@@ -15,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--raw", action="store_true", help="no chat template")
     add_engine_arguments(parser)
     add_sampling_arguments(parser, max_tokens=128)
+    parser.add_argument("--trace", type=Path, default=None, metavar="FILE", help="record every round in FILE")
     parser.add_argument("--json", action="store_true", help="one line of JSON (default: indented)")
 
 
@@ -27,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ssd_cluster.bench.local import LocalEngine
 
     params = params_of(arguments)
-    spec = spec_of(arguments)
+    spec = traced(spec_of(arguments), arguments.trace)
     with LocalEngine(spec) as local:
         completion = local.complete(local.encode(arguments.prompt, arguments.raw), params)
         result = completion.as_json() | {"config": spec.model_dump(mode="json") | local.info}

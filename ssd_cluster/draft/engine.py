@@ -106,7 +106,7 @@ class DraftEngine:
             self.metrics,
             settings.link.frame_bytes,
         )
-        self._publisher = Publisher(self.metrics, self._table.rest)
+        self._publisher = Publisher(self.metrics, self._table.rest, clock, self._stepper.trace)
         self._load = LoadReporter(self._table, settings, self.timer, self.metrics)
 
     # --- state
@@ -269,6 +269,8 @@ class DraftEngine:
         self._table.peers.clear()
         for stream, _ in self._inbox.drain():
             stream.close(reason)
+        if self._stepper.trace is not None:
+            self._stepper.trace.close()
 
     def _turn_away(self) -> None:
         """After a failure: end every stream that still shows up, until the engine is stopped."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from ssd_cluster.draft.builds import ChainBuild, TreeBuild
 from ssd_cluster.draft.session import Session
 from ssd_cluster.draft.table import Peer
+from ssd_cluster.draft.trace import DraftTrace
 from ssd_cluster.link.messages import Block, BlockBatch
 from ssd_cluster.metrics import DraftMetrics
 
@@ -21,9 +22,19 @@ class Publisher:
     Args:
         metrics: counters.
         done_with: called with a session whose chain was pushed: nothing more is drawn for it.
+        clock: seconds, monotonic.
+        trace: where blocks are recorded; None: nowhere.
     """
 
-    def __init__(self, metrics: DraftMetrics, done_with: Callable[[Session], None]) -> None:
+    def __init__(
+        self,
+        metrics: DraftMetrics,
+        done_with: Callable[[Session], None],
+        clock: Callable[[], float],
+        trace: DraftTrace | None = None,
+    ) -> None:
+        self._clock = clock
+        self._trace = trace
         self._metrics = metrics
         self._done_with = done_with
 
@@ -57,6 +68,9 @@ class Publisher:
             self._done_with(session)
         self._metrics.blocks.labels("full" if full else "partial").inc()
         session.block_seq += 1
+        if self._trace is not None:
+            size = sum(len(branch.tokens) for branch in branches)
+            self._trace.block(self._clock(), session.id, len(branches), size, full)
         if build.ratio_round is not None:
             session.shelf.put(session.block_seq, build)
         return Block(session.id, session.epoch, session.block_seq, build.base_len, build.fingerprint, branches)

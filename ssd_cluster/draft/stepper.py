@@ -15,6 +15,7 @@ from ssd_cluster.draft.scheduler import Demand, RowKind, Scheduler
 from ssd_cluster.draft.session import Session
 from ssd_cluster.draft.table import SessionTable
 from ssd_cluster.draft.timing import StepTimer
+from ssd_cluster.draft.trace import DraftTrace
 from ssd_cluster.metrics import DraftMetrics
 from ssd_cluster.model.batch import CausalSpan, ForwardBatch, TreeSpan
 from ssd_cluster.model.runner import ModelRunner
@@ -46,6 +47,9 @@ class Stepper:
         settings: limits.
         metrics: counters.
         clock: seconds, monotonic.
+
+    Attributes:
+        trace: where forwards are recorded; None: nowhere.
     """
 
     def __init__(
@@ -69,6 +73,7 @@ class Stepper:
         self._settings = settings
         self._metrics = metrics
         self._clock = clock
+        self.trace = DraftTrace.of(settings)
 
     def plan(self, now: float) -> Grants:
         """Who runs next, and how many rows; empty if there is nothing to run."""
@@ -126,6 +131,9 @@ class Stepper:
         self._timer.observe(batch.n_tokens, seconds)
         self._metrics.steps.inc()
         self._metrics.step_seconds.inc(seconds)
+        if self.trace is not None:
+            spans = [(run.session.id, run.kind, len(run.span.tokens)) for run in runs]
+            self.trace.step(started, started + seconds, batch.n_tokens, spans)
         at = 0
         for run in runs:
             self._metrics.row_steps.labels(run.kind).inc(len(run.span.tokens))

@@ -64,3 +64,5 @@ class Account:
         if len(decided) == len(rows) and all(row.n_run == 1 for row in rows):
             self._times.add(watch.phases, sum(len(result.emitted) for result in decided))
             self._estimator.observe_verify(watch.phases["forward"] + watch.phases["verify"])
+        if self._times.trace is not None:
+            self._times.trace.round(watch, rows, decided)

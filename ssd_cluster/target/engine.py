@@ -26,6 +26,7 @@ from ssd_cluster.target.scheduler import Scheduler
 from ssd_cluster.target.sequence import Choice, LiveRequest
 from ssd_cluster.target.snapshot import EngineSnapshot, count_sessions
 from ssd_cluster.target.times import RoundTimes
+from ssd_cluster.target.trace import TargetTrace
 from ssd_cluster.target.verification import Verifier
 from ssd_cluster.text.tokenizer import Tokenizer
 from ssd_cluster.types import FinishReason, Mode
@@ -64,7 +65,7 @@ class TargetEngine:
     ) -> None:
         self.settings = settings
         self.metrics = metrics if metrics is not None else TargetMetrics()
-        self.times = RoundTimes()
+        self.times = RoundTimes(trace=TargetTrace.of(settings))
         self._runner = runner
         self._clock = clock
         self._inbox = Inbox()
@@ -156,12 +157,11 @@ class TargetEngine:
                 return
         self._end_all("the engine is shutting down")
         self.drafts.links.close()
+        self.times.close()
 
     def healthy(self) -> bool:
         """True while the engine can serve: not failed or stopped, and in progress if there is work."""
-        if self._failure is not None or self._stop.is_set():
-            return False
-        if self._thread is not None and not self._thread.is_alive():
+        if self._failure is not None or self._stop.is_set() or not (self._thread is None or self._thread.is_alive()):
             return False
         return not self._live or self._clock() - self._progress_at < self.settings.stall_s
 

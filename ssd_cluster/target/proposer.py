@@ -39,6 +39,8 @@ class Decided:
         accepted: how many were emitted, and the end of the choice if there is one.
         hit: the next proposal came from the cache, or none was to be had.
         owed: a block was asked for and has not come.
+        lookup: how the cache was found; None where nothing was to be looked up.
+        rank: place of t* among the guesses.
     """
 
     choice: Choice
@@ -48,6 +50,8 @@ class Decided:
     accepted: Accepted
     hit: bool = True
     owed: bool = False
+    lookup: LookupResult | None = None
+    rank: int | None = None
 
     @property
     def ended(self) -> bool:
@@ -171,6 +175,7 @@ class Proposer:
             choice.proposal = resolution.continuation.proposal(len(choice.tokens))
         if session.expecting and session.state is not SessionState.OPENING:
             self._count_lookup(choice, resolution.result)
+            row.lookup, row.rank = resolution.result, resolution.rank
             row.owed = not (hit or arrived)
             if not row.owed:
                 self._pool.observe(session, late=False)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ssd_cluster.target.trace import TargetTrace
 
 PHASES = ("forward", "verify", "draft_wait", "link", "other")
 _SAMPLES = 8192
@@ -24,6 +28,7 @@ class RoundTimes:
         hit_path: samples of the time from the end of a forward to the start of the next one, of rounds in which nobody
             waited and every row that could have a proposal had one from its draft (without drafts: all rounds).
         verify_s: running mean of forward plus verify, the T_v; None before the first round.
+        trace: where every round is recorded; None: nowhere.
     """
 
     rounds: int = 0
@@ -31,6 +36,7 @@ class RoundTimes:
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     hit_path: deque[float] = field(default_factory=lambda: deque(maxlen=_SAMPLES))
     verify_s: float | None = None
+    trace: TargetTrace | None = None
 
     def add(self, phases: dict[str, float], tokens: int) -> None:
         """Count one round."""
@@ -47,15 +53,22 @@ class RoundTimes:
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self.hit_path.clear()
 
+    def close(self) -> None:
+        """End the trace, if there is one."""
+        if self.trace is not None:
+            self.trace.close()
+
 
 class Stopwatch:
-    """Laps of one round on the engine's clock. ``now``: time of the last lap."""
+    """Laps of one round on the engine's clock. ``began``: its start; ``now``: the end of the last of its ``laps``."""
 
     def __init__(self, now: float) -> None:
-        self.now = now
+        self.began = self.now = now
+        self.laps: list[tuple[str, float]] = []
         self.phases = dict.fromkeys(PHASES, 0.0)
 
     def lap(self, phase: str, now: float) -> None:
         """Charge the time since the last lap to ``phase``."""
         self.phases[phase] += now - self.now
+        self.laps.append((phase, now))
         self.now = now

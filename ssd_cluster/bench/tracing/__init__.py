@@ -1,0 +1,1 @@
+"""Reads round traces: summary, timeline, and the statistics that the simulator can use."""
