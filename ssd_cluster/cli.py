@@ -8,14 +8,16 @@ import sys
 from collections.abc import Sequence
 
 from ssd_cluster import __version__
+from ssd_cluster.commands.bench import spelled_out
 from ssd_cluster.errors import ConfigError, InvalidRequest, SsdClusterError
 
 COMMANDS = {
     "serve": "serve a configuration file on a local Ray until Ctrl-C",
     "generate": "answer one prompt in this process and print one JSON object",
     "chat": "talk to the model in this terminal",
-    "bench": "measure modes, interleaved in one run, and print a table",
+    "bench": "measure modes, verification rules or SAGUARO sampling, and print a table",
     "simulate": "predict the speed of targets and drafts from times and statistics",
+    "trace": "summarise a round trace and draw its timeline",
     "check-pair": "say whether a draft fits a target and what speed-up to expect",
     "cut": "make a draft checkpoint from chosen layers of a target",
     "distill": "train a draft for a target from what the target itself writes",
@@ -38,7 +40,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 130 interrupted."""
-    arguments = build_parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["bench"]:
+        words[1:] = spelled_out(words[1:])
+    arguments = build_parser().parse_args(words)
     try:
         return int(arguments.run(arguments))
     except (ConfigError, InvalidRequest) as error:

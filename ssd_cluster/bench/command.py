@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import platform
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
 
-from ssd_cluster import __version__
 from ssd_cluster.bench.engines import WorkerEngine, start_engines
 from ssd_cluster.bench.handle import Workload
 from ssd_cluster.bench.measure import measure
+from ssd_cluster.bench.options import (
+    add_workload,
+    branches,
+    cores,
+    lookahead,
+    machine,
+    milliseconds,
+    numbers,
+    positive,
+    progress,
+)
 from ssd_cluster.bench.report import table, write_json
 from ssd_cluster.bench.spec import PairOptions, engine_spec
 from ssd_cluster.bench.summary import ModeResult
@@ -21,37 +28,25 @@ from ssd_cluster.config import DType, FanoutLaw, MissPolicy, SpeculationSettings
 from ssd_cluster.errors import ConfigError
 from ssd_cluster.types import Mode
 
-T = TypeVar("T", int, float)
-
 _DEFAULTS = SpeculationSettings()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``ssd-cluster bench``."""
+    """The options of ``ssd-cluster bench modes``."""
     add = parser.add_argument
     add("--modes", default="ar,sd,ssd", help="comma-separated: ar, sd, ssd")
-    add("--prompts", type=Path, required=True, help='.jsonl file, one object with a string "prompt" per line')
-    add("--limit", type=_positive, default=None, help="use the first N prompts only")
-    add("--max-tokens", type=_positive, default=128, help="tokens per answer")
+    add_workload(parser, max_tokens=128)
     add("--temperature", default="0", help="one temperature or several, comma-separated")
     add("--batch", default="1", help="sequences at a time, one number or several, comma-separated")
     add("--json", type=Path, default=None, metavar="OUT", help="write the results to this file as well")
-    add("--repetitions", type=_positive, default=5, help="runs of every mode (default %(default)s)")
-    add("--seed", type=int, default=0, help="seed of the first prompt; the next has the next seed")
-    add("--top-p", type=float, default=1.0)
-    add("--top-k", type=int, default=0)
-    add("--raw", action="store_true", help="prompts are text to continue, not turns of a chat")
-    add("--ignore-eos", action="store_true", help="always generate --max-tokens tokens")
-    add("--target", default="smollm2-135m-instruct", help="folder, .gguf file, hub id or embedded name")
-    add("--draft", default="smollm2-135m-draft", help="the same, for the draft")
-    add("--k", type=_lookahead, default=_DEFAULTS.k, help="tokens proposed per round (default %(default)s)")
-    add("--rows", type=_branches, default=_DEFAULTS.rows, help="guessed outcomes per round (default %(default)s)")
+    add("--repetitions", type=positive, default=5, help="runs of every mode (default %(default)s)")
+    add("--k", type=lookahead, default=_DEFAULTS.k, help="tokens proposed per round (default %(default)s)")
+    add("--rows", type=branches, default=_DEFAULTS.rows, help="guessed outcomes per round (default %(default)s)")
     add("--fanout", choices=[law.value for law in FanoutLaw], default=FanoutLaw.MEASURED.value)
     add("--miss-policy", choices=[policy.value for policy in MissPolicy], default=_DEFAULTS.miss_policy.value)
-    add("--wait-ms", type=_milliseconds, default=_DEFAULTS.wait_ms, help="longest wait for the draft after a miss")
-    add("--dtype", choices=[dtype.value for dtype in DType], default=DType.AUTO.value)
-    add("--target-cores", type=_cores, default=None, help="CPU cores of the target, e.g. 0,1 (default: the first)")
-    add("--draft-cores", type=_cores, default=None, help="CPU cores of the draft in mode ssd (default: the second)")
+    add("--wait-ms", type=milliseconds, default=_DEFAULTS.wait_ms, help="longest wait for the draft after a miss")
+    add("--target-cores", type=cores, default=None, help="CPU cores of the target, e.g. 0,1 (default: the first)")
+    add("--draft-cores", type=cores, default=None, help="CPU cores of the draft in mode ssd (default: the second)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -63,8 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
         EngineStopped: an engine fails or hangs.
     """
     modes = parse_modes(arguments.modes)
-    temperatures = _numbers(arguments.temperature, float, "temperature")
-    batches = _numbers(arguments.batch, _positive, "batch")
+    temperatures = numbers(arguments.temperature, float, "temperature")
+    batches = numbers(arguments.batch, positive, "batch")
     prompts = load_prompts(arguments.prompts, arguments.limit)
     workloads = [
         Workload(
@@ -96,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
         draft_cores=arguments.draft_cores,
         max_batch=max(batches),
     )
-    engines = start_engines([engine_spec(mode, options) for mode in modes], _progress)
+    engines = start_engines([engine_spec(mode, options) for mode in modes], progress)
     try:
         results, different = _measure_all(engines, workloads, arguments.repetitions)
     finally:
@@ -117,8 +112,8 @@ def _measure_all(
     results: list[ModeResult] = []
     different = {engine.mode.value: 0 for engine in engines}
     for workload in workloads:
-        _progress(f"temperature {workload.temperature:g}, batch {workload.batch}, {len(workload.prompts)} prompts")
-        measured = measure(engines, workload, repetitions, _progress)
+        progress(f"temperature {workload.temperature:g}, batch {workload.batch}, {len(workload.prompts)} prompts")
+        measured = measure(engines, workload, repetitions, progress)
         results += measured.results
         for mode, count in measured.different_outputs.items():
             different[mode.value] += count
@@ -138,16 +133,6 @@ def parse_modes(text: str) -> list[Mode]:
     return [Mode(name) for name in names]
 
 
-def cpu_name() -> str:
-    """The CPU's model name, or what the platform calls it."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            line = next((line for line in lines if line.startswith("model name")), "")
-    except OSError:
-        line = ""
-    return line.partition(":")[2].strip() or platform.processor() or platform.machine()
-
-
 def _configuration(
     arguments: argparse.Namespace,
     options: PairOptions,
@@ -155,7 +140,9 @@ def _configuration(
     n_prompts: int,
     different: dict[str, int],
 ) -> dict[str, object]:
-    chosen = {name: value for name, value in vars(arguments).items() if name not in ("command", "run", "json")}
+    chosen = {
+        name: value for name, value in vars(arguments).items() if name not in ("command", "benchmark", "run", "json")
+    }
     return {
         **{name: str(value) if isinstance(value, Path) else value for name, value in chosen.items()},
         "n_prompts": n_prompts,
@@ -164,49 +151,5 @@ def _configuration(
         "cores": {engine.mode.value: engine.cores for engine in engines},
         "dtype": engines[0].info["dtype"],
         "torch": engines[0].info["torch"],
-        "cpu": cpu_name(),
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        "version": __version__,
+        **machine(),
     }
-
-
-def _progress(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def _within(text: str, most: int) -> int:
-    value = int(text)
-    if not 1 <= value <= most:
-        raise argparse.ArgumentTypeError(f"{text} is not between 1 and {most}")
-    return value
-
-
-def _positive(text: str) -> int:
-    return _within(text, 1_000_000)
-
-
-def _lookahead(text: str) -> int:
-    return _within(text, 64)
-
-
-def _branches(text: str) -> int:
-    return _within(text, 256)
-
-
-def _milliseconds(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 10_000:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 10000")
-    return value
-
-
-def _cores(text: str) -> tuple[int, ...]:
-    return tuple(int(core) for core in text.split(","))
-
-
-def _numbers(text: str, kind: Callable[[str], T], name: str) -> list[T]:
-    try:
-        return [kind(part) for part in text.split(",")]
-    except (ValueError, argparse.ArgumentTypeError) as error:
-        raise ConfigError(f"--{name} takes a number or a comma-separated list, got {text!r}", param=name) from error

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from ssd_cluster.bench.local import LocalEngine
 from ssd_cluster.bench.spec import EngineSpec, PairOptions, default_cores, engine_spec
+from ssd_cluster.config import ModelSettings
 from ssd_cluster.errors import PairMismatch
 from ssd_cluster.model.batch import CausalSpan, ForwardBatch, TreeSpan
 from ssd_cluster.model.checkpoint import resolve_checkpoint
@@ -165,16 +166,29 @@ def _add(total: SpeculationStats, one: SpeculationStats) -> None:
 
 def _times(spec: EngineSpec) -> PairTimes:
     """Median forward times of both models, each pinned to its own cores."""
-    k, rows = spec.target.speculation.k, spec.target.speculation.rows
-    target = load_runner(spec.target.model)
+    if spec.draft is None:
+        raise ValueError("the specification has no draft")
+    return pair_times(spec.target.model, spec.draft.model, spec.target.speculation.k, spec.target.speculation.rows)
+
+
+def pair_times(target_settings: ModelSettings, draft_settings: ModelSettings, k: int, rows: int) -> PairTimes:
+    """Median forward times of two models, measured one after the other; each pins the calling thread to its cores.
+
+    Args:
+        target_settings, draft_settings: the pair.
+        k: proposed tokens per round.
+        rows: branches of a tree step.
+
+    Raises:
+        CheckpointError: a model is missing or broken.
+    """
+    target = load_runner(target_settings)
     try:
         target.pin()
         plain, verify = _causal_time(target, 1), _causal_time(target, k + 1)
     finally:
         target.close()
-    if spec.draft is None:
-        raise ValueError("the specification has no draft")
-    draft = load_runner(spec.draft.model, tail_slots=rows, tail_depth=1)
+    draft = load_runner(draft_settings, tail_slots=rows, tail_depth=1)
     try:
         draft.pin()
         return PairTimes(

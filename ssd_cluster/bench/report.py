@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ssd_cluster.bench.columns import aligned
 from ssd_cluster.bench.summary import ModeResult
 from ssd_cluster.types import Mode
 
@@ -31,12 +32,7 @@ def write_json(path: Path, config: Mapping[str, object], results: Sequence[ModeR
 def table(results: Sequence[ModeResult]) -> str:
     """One line per result, columns aligned."""
     rows = [_HEADER, *(_cells(result, _plain(result, results)) for result in results)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
-    lines = [
-        "  ".join(cell.ljust(width) if column == 0 else cell.rjust(width) for column, (cell, width) in enumerate(cells))
-        for cells in (list(zip(row, widths, strict=True)) for row in rows)
-    ]
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+    return aligned(rows)
 
 
 def _entry(result: ModeResult) -> dict[str, object]:

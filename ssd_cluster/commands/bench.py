@@ -1,7 +1,38 @@
-"""Measure modes, interleaved in one run, and print a table."""
+"""Measure decoding modes, verification rules, or SAGUARO sampling, and print a table."""
 
 from __future__ import annotations
 
-from ssd_cluster.bench.command import add_arguments, run
+import argparse
+from collections.abc import Sequence
 
-__all__ = ["add_arguments", "run"]
+from ssd_cluster.bench import command as modes
+from ssd_cluster.bench.rules import command as rules
+from ssd_cluster.bench.sampling import command as sampling
+
+BENCHMARKS = {
+    "modes": (modes, "speed of modes ar, sd and ssd, interleaved in one run (the default)"),
+    "rules": (rules, "tokens per target call under every verification rule"),
+    "sampling": (sampling, "hit rate and acceptance of ratio rules over SAGUARO's C, beside the coupled rule"),
+}
+DEFAULT = "modes"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """One subcommand per benchmark."""
+    family = parser.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK")
+    for name, (benchmark, help_text) in BENCHMARKS.items():
+        subparser = family.add_parser(name, help=help_text, description=benchmark.__doc__)
+        benchmark.add_arguments(subparser)
+        subparser.set_defaults(run=benchmark.run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the chosen benchmark; see its module for errors."""
+    return int(BENCHMARKS[arguments.benchmark][0].run(arguments))
+
+
+def spelled_out(words: Sequence[str]) -> list[str]:
+    """The words of a command line behind ``bench``, with the benchmark that is meant where options come at once."""
+    if words and words[0].startswith("-") and words[0] not in ("-h", "--help"):
+        return [DEFAULT, *words]
+    return list(words)

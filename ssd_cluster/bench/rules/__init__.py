@@ -1,0 +1,1 @@
+"""Block efficiency of verification rules on a real pair: target and draft in one process, drafting in turn."""
