@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from ssd_cluster.config import DraftSettings
 from ssd_cluster.draft.engine import load_draft
 from ssd_cluster.errors import ConfigError, SsdClusterError
-from ssd_cluster.link.grpc_backend import Listener
+from ssd_cluster.link.grpc_backend import Listener, check_listener
 from ssd_cluster.link.loop import LinkLoop
 from ssd_cluster.link.stream import Inbox
 from ssd_cluster.model.device import pin_thread
@@ -65,6 +65,7 @@ def _serve(settings: DraftSettings, stop: threading.Event) -> bool:
     Raises:
         CheckpointError, ConfigError, EngineStopped, LinkError: the model cannot be loaded or run, or the port not used.
     """
+    check_listener(settings.host, settings.link)
     inbox = Inbox()
     engine = load_draft(settings, inbox)
     engine.start()
@@ -78,7 +79,7 @@ def _serve(settings: DraftSettings, stop: threading.Event) -> bool:
             max_streams=settings.max_streams,
             refused=lambda reason: engine.metrics.refused_streams.labels(reason).inc(),
         )
-        _say({"endpoint": listener.endpoint, "pid": os.getpid()})
+        _say({"endpoint": listener.endpoint_at("127.0.0.1"), "pid": os.getpid()})
         while engine.healthy() and not stop.wait(_HEALTH_S):
             continue
         failed = not engine.healthy()

@@ -50,6 +50,7 @@ from ssd_cluster.link.tls import TlsFiles, load_tls, why_refused
 
 log = logging.getLogger(__name__)
 
+_ALL = ("0.0.0.0", "::")
 _MIN_LOOK_S = 0.5  # for a second look at a failed handshake, though the deadline be near
 _ANSWER_S = 1.0  # how much longer than its own deadline a blocking call waits for the loop
 
@@ -151,6 +152,18 @@ async def _open(
     return stream
 
 
+def check_listener(host: str, settings: LinkSettings) -> None:
+    """Find out what a ``Listener`` would refuse, before a model is loaded for it.
+
+    Raises:
+        ConfigError: see ``Listener``.
+    """
+    require_protection(host, "host", settings)
+    if settings.tls is not None:
+        load_tls(settings.tls, Side.DRAFT)
+    Doorman(settings, None, None)
+
+
 class Listener:
     """Accepts streams of targets; whatever they send goes into one inbox, with the stream it came on.
 
@@ -204,8 +217,12 @@ class Listener:
 
     @property
     def endpoint(self) -> str:
-        """What a target gives to ``connect``."""
+        """What a target on this machine gives to ``connect``."""
         return _join_endpoint(self._host, self._port)
+
+    def endpoint_at(self, address: str) -> str:
+        """The same for other targets; ``address``: one of this machine's, told where this listens on all of them."""
+        return _join_endpoint(address if self._host in _ALL else self._host, self._port)
 
     def close(self, reason: str = "the draft stops", timeout_s: float = 5.0) -> None:
         """End every stream, release the port; safe to call twice.

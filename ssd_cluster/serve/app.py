@@ -6,6 +6,7 @@ Annotations are not postponed here: Serve reads the type of ``build``'s argument
 import asyncio
 from typing import Any
 
+import ray
 from fastapi import FastAPI
 from ray import serve
 from ray.serve import Application
@@ -78,7 +79,7 @@ class Draft:
 
     async def __init__(self, settings: DraftSettings) -> None:  # type: ignore[misc]
         keep_on_loopback()
-        self._service = await asyncio.to_thread(DraftService, settings)
+        self._service = await asyncio.to_thread(DraftService, settings, ray.util.get_node_ip_address())
         self._mirror = MirrorThread(RegistryMirror(self._service.metrics.registry, serve.metrics))
 
     def endpoint(self) -> DraftEndpoint:

@@ -8,7 +8,7 @@ from typing import TypedDict
 from ssd_cluster.config import DraftSettings
 from ssd_cluster.draft.engine import load_draft
 from ssd_cluster.errors import EngineStopped
-from ssd_cluster.link.grpc_backend import Listener
+from ssd_cluster.link.grpc_backend import Listener, check_listener
 from ssd_cluster.link.loop import LinkLoop
 from ssd_cluster.link.stream import Inbox
 from ssd_cluster.metrics import DraftMetrics
@@ -33,12 +33,18 @@ class DraftEndpoint(TypedDict):
 class DraftService:
     """Runs a draft behind a gRPC listener; blocking, so not for an event loop's thread."""
 
-    def __init__(self, settings: DraftSettings) -> None:
+    def __init__(self, settings: DraftSettings, node_address: str = "127.0.0.1") -> None:
         """Load the model, listen, start the engine.
+
+        Args:
+            settings: of the draft.
+            node_address: where targets find this machine, if the draft listens on all of its addresses.
 
         Raises:
             CheckpointError, ConfigError, LinkError: the model cannot be loaded or the port not be used.
         """
+        check_listener(settings.host, settings.link)
+        self._node_address = node_address
         if settings.model.cores is not None:
             pin_thread(settings.model.cores)  # the threads started below inherit it
         self.metrics = DraftMetrics()
@@ -65,7 +71,7 @@ class DraftService:
         """Where and what this draft is."""
         welcome = self._engine.welcome
         return DraftEndpoint(
-            endpoint=self._listener.endpoint,
+            endpoint=self._listener.endpoint_at(self._node_address),
             incarnation=welcome.incarnation,
             model_hash=welcome.model_hash,
             tokenizer_hash=welcome.tokenizer_hash,

@@ -61,6 +61,13 @@ def test_failed_start_says_why(settings: DraftSettings, tmp_path: Path) -> None:
         DraftProcess(broken)
 
 
+def test_a_missing_secret_is_said_before_a_model_is_loaded(settings: DraftSettings, tmp_path: Path) -> None:
+    link = LinkSettings(token_file=tmp_path / "token")
+    unguarded = settings.model_copy(update={"model": ModelSettings(path=str(tmp_path)), "link": link})
+    with pytest.raises(StartupError, match=r"link\.token_file: cannot read .*token"):
+        DraftProcess(unguarded)
+
+
 def test_start_has_a_deadline(settings: DraftSettings) -> None:
     with pytest.raises(StartupError, match=r"within 0\.01 s"):
         DraftProcess(settings, start_timeout_s=0.01)
