@@ -14,6 +14,7 @@ from ssd_cluster.types import Mode
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ssd_cluster.bench.simulator.run import Laws
     from ssd_cluster.bench.simulator.sweep import Point
 
 _LAWS = ", ".join(law.value for law in FanoutLaw)
@@ -64,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also find how many sequences one draft carries (hit rate 10 %% down)",
     )
     add("--preset", default=None, help="start from a row of the SSD paper, e.g. paper-llama-70b, and compare with it")
+    add("--trace", type=Path, default=None, metavar="FILE", help="times and outcomes of a recorded round trace")
     add("--from", dest="bench", type=Path, default=None, metavar="BENCH.json", help="predict what bench has measured")
     add("--within", type=float, default=None, metavar="PERCENT", help="fail if a compared speed is further off")
     add("--json", type=Path, default=None, metavar="OUT")
@@ -88,7 +90,7 @@ def _compare_bench(arguments: argparse.Namespace, given: dict[str, str]) -> int:
     from ssd_cluster.bench.simulator.from_bench import compare, comparison_rows
     from ssd_cluster.bench.simulator.report import aligned, write_json
 
-    for name in ("sweep", "capacity", "preset", "plot"):
+    for name in ("sweep", "capacity", "preset", "trace", "plot"):
         if getattr(arguments, name):
             raise ConfigError(f"--{name} does not go with --from", param=name)
     found = compare(arguments.bench, given, _progress)
@@ -110,8 +112,9 @@ def _sweep(arguments: argparse.Namespace, given: dict[str, str]) -> int:
 
     modes = parse_modes(arguments.modes)
     sweeps = [parse_sweep(text) for text in arguments.sweep]
-    base = _preset(arguments.preset) | given
-    points = run_sweep(base, sweeps, modes, capacity=arguments.capacity, progress=_progress)
+    base, laws = _base(arguments, {*given, *(name for name, _ in sweeps)})
+    base |= given
+    points = run_sweep(base, sweeps, modes, capacity=arguments.capacity, laws=laws, progress=_progress)
     print(table(points))
     if arguments.json is not None:
         settings = {name: str(value) for name, value in base.items()}
@@ -119,6 +122,23 @@ def _sweep(arguments: argparse.Namespace, given: dict[str, str]) -> int:
     if arguments.plot is not None:
         draw(points, arguments.plot)
     return _verdict(arguments.within, _compare_published(arguments.preset, points) if arguments.preset else [])
+
+
+def _base(arguments: argparse.Namespace, chosen: set[str]) -> tuple[dict[str, Any], Laws]:
+    """What the options start from: a preset, a trace or nothing; and the law of outcomes."""
+    from ssd_cluster.bench.simulator.from_trace import RECORDED, trace_laws, trace_settings
+    from ssd_cluster.bench.simulator.laws import PowerLaws
+    from ssd_cluster.bench.tracing.records import read_trace
+
+    if arguments.trace is None:
+        return _preset(arguments.preset), PowerLaws
+    if arguments.preset is not None:
+        raise ConfigError("--preset does not go with --trace", param="preset")
+    if chosen & RECORDED:
+        name = min(chosen & RECORDED)
+        raise ConfigError(f"--{name.replace('_', '-')}: outcomes are those of the trace", param=name)
+    trace = read_trace(arguments.trace)
+    return trace_settings(trace), trace_laws(trace)
 
 
 def _preset(name: str | None) -> dict[str, Any]:

@@ -87,12 +87,16 @@ class Tree:
 
 @dataclass(slots=True, eq=False)
 class Chain:
-    """A just-in-time chain: glue over what is not there yet, then one row per token."""
+    """A just-in-time chain: glue over what is not there yet, then one row per token.
+
+    ``pull_s``: virtual time from which the target takes what exists; ``deadline_s``: it goes on without the chain.
+    """
 
     sequence: int
     round: int
     limit: int
-    due_s: float = math.inf
+    pull_s: float = math.inf
+    deadline_s: float = math.inf
     tokens: int = 0
     glued: bool = False
     pushed: bool = False

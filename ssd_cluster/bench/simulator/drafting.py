@@ -87,7 +87,9 @@ class SimulatedDraft:
         if commit.outcome is not None:
             carried = self._learn(session, old, commit)
         if commit.n is None:
-            chain = Chain(commit.sequence, commit.round, commit.k, tokens=min(carried, commit.k))
+            now = self._timeline.now
+            chain = Chain(commit.sequence, commit.round, commit.k, now + commit.pull_s, now + commit.deadline_s)
+            chain.tokens = min(carried, commit.k)
             session.build = chain
             if chain.done:
                 self._publish(session, self._timeline.now)
@@ -166,12 +168,14 @@ class SimulatedDraft:
         return allowed
 
     def _publish(self, session: Session, by: float) -> None:
-        """Push a build that is complete, or a tree that falls due at ``by``, and has something new."""
-        build = session.build
+        """Push a build that is complete, was asked for, or falls due at ``by``, and has something new."""
+        build, now = session.build, self._timeline.now
         if isinstance(build, Tree):
             if build.branches is not None and build.pushed != build.size and (build.done or build.due_s <= by):
                 build.pushed = build.size
                 self._push(build.block())
-        elif isinstance(build, Chain) and build.done and not build.pushed:
-            build.pushed = True
-            self._push(build.block())
+        elif build is not None and build.tokens and not build.pushed:
+            wanted = build.pull_s <= now or build.deadline_s <= by
+            build.pushed = wanted or build.done
+            if build.pushed:
+                self._push(build.block())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ssd_cluster.types import LookupResult
@@ -28,6 +29,7 @@ class Commit:
         n: proposed tokens that are verified now; None: a chain is waited for.
         k, rows: ceilings of the answer; rows = 0 asks for none.
         due_s: expected time until the next outcome.
+        pull_s, deadline_s: with a wait: when the target asks for what exists of the chain, and when it goes on without.
     """
 
     sequence: int
@@ -38,6 +40,8 @@ class Commit:
     k: int
     rows: int
     due_s: float
+    pull_s: float = math.inf
+    deadline_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)

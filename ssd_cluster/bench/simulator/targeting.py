@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -14,6 +15,7 @@ from ssd_cluster.speculation.waiting import WaitEstimator, make_policy
 from ssd_cluster.types import LookupResult, Mode
 
 _VERIFY_RATE = 0.1
+_WAIT_RATE = 0.1
 _SUSPECT_AFTER = 2
 
 
@@ -92,6 +94,7 @@ class SimulatedTarget:
         self._estimator = WaitEstimator(make_policy(policy), settings.k)
         self._verify_mean: float | None = None
         self._rounds = 0
+        self._mean_wait_s = math.inf
         self._waiting: dict[int, Sequence] = {}
         self._wait_began = 0.0
         self._ready_at = 0.0
@@ -194,8 +197,10 @@ class SimulatedTarget:
     def _commit(self, sequence: Sequence, outcome: Outcome | None, n: int | None) -> Commit:
         sequence.round += 1
         sequence.block = None
-        due = self._verify_mean or 0.0
-        return Commit(sequence.id, self._id, sequence.round, outcome, n, self._settings.k, self._rows, due)
+        due, deadline = self._verify_mean or 0.0, self._settings.wait_ms / 1e3
+        pull = min(deadline / 2, 2 * self._mean_wait_s)
+        k, rows = self._settings.k, self._rows
+        return Commit(sequence.id, self._id, sequence.round, outcome, n, k, rows, due, pull, deadline)
 
     def _give_up(self, waited: int) -> None:
         """The deadline of a wait has passed."""
@@ -211,7 +216,10 @@ class SimulatedTarget:
 
     def _end_wait(self) -> None:
         now = self._timeline.now
-        self._estimator.observe_wait(now - self._wait_began)
+        waited = now - self._wait_began
+        self._estimator.observe_wait(waited)
+        first = math.isinf(self._mean_wait_s)
+        self._mean_wait_s = waited if first else self._mean_wait_s + _WAIT_RATE * (waited - self._mean_wait_s)
         if self._counts:
             self.tally.wait_s += max(0.0, now - self._ready_at)
         self._timeline.at(max(now, self._ready_at), self._next_round)

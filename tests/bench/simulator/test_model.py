@@ -111,3 +111,11 @@ def test_capacity_is_where_hits_fall() -> None:
     slower = carried_sequences(settings.model_copy(update={"step_ms": StepTime.parse("1:3/64:6")}))
     assert slower < carried
     assert carried_sequences(settings_of(BASE | {"hits": 0, "hits_after_backup": 0})) == 0
+
+
+def test_a_chain_that_takes_too_long_comes_as_far_as_it_is() -> None:
+    slow = {"step_ms": 8, "k": 5, "miss_policy": "always_wait", "hits": 0, "hits_after_backup": 0}
+    patient, hasty = (simulate(settings_of(BASE | slow | {"wait_ms": ms})) for ms in (1000, 20))
+    assert patient.wait_ms == pytest.approx(40, rel=0.15)
+    assert hasty.wait_ms <= 20
+    assert 1 < hasty.tokens_per_round < patient.tokens_per_round
