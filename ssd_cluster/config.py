@@ -9,10 +9,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from ssd_cluster.config_base import SecretFile
 from ssd_cluster.config_base import Settings as Settings
+from ssd_cluster.config_http import HttpAccess as HttpAccess
+from ssd_cluster.config_http import HttpSettings as HttpSettings
 from ssd_cluster.config_link import LinkSettings as LinkSettings
-from ssd_cluster.config_link import TargetLimits, exposed
+from ssd_cluster.config_link import TargetLimits, unfit_for_draft
 from ssd_cluster.types import RATIO_KINDS, Mode, ProposalKind
 
 Cores = Annotated[tuple[int, ...], Field(min_length=1)]
@@ -244,7 +245,7 @@ class DraftSettings(Settings):
 
     @model_validator(mode="after")
     def _protected_beyond_loopback(self) -> DraftSettings:
-        if (reason := exposed(self.host, self.link, "host")) is not None:
+        if (reason := unfit_for_draft(self.host, self.link)) is not None:
             raise ValueError(reason)
         return self
 
@@ -257,28 +258,6 @@ def distrust(target: TargetSettings, draft: DraftSettings) -> str | None:
         f"kind {target.speculation.kind.value!r} takes the draft's laws on trust, but the target's trust_domain is "
         f"{target.trust_domain!r} and the draft's {draft.trust_domain!r}"
     )
-
-
-class HttpAccess(Settings):
-    """Who may use a target's HTTP endpoint.
-
-    ``api_keys_file``: one key per line; requests must carry one as ``Authorization: Bearer KEY``, except for /health.
-    ``allow_open``: serve beyond this machine without keys.
-    """
-
-    api_keys_file: SecretFile | None = None
-    allow_open: bool = False
-
-    @model_validator(mode="after")
-    def _open_or_not(self) -> HttpAccess:
-        if self.allow_open and self.api_keys_file is not None:
-            raise ValueError("allow_open says that no key is asked for: remove it, or remove api_keys_file")
-        return self
-
-
-class HttpSettings(Settings):
-    host: str = "127.0.0.1"
-    port: int = Field(default=8000, ge=1, le=65535)
 
 
 def cache_dir() -> Path:

@@ -67,10 +67,22 @@ def is_loopback(host: str) -> bool:
 
 def exposed(host: str, link: LinkSettings, key: str) -> str | None:
     """Why the draft link may not use this host, or None: beyond this machine it needs TLS or a token."""
-    if is_loopback(host) or link.tls is not None or link.token_file is not None:
+    if is_loopback(host) or guarded(link):
         return None
     return (
         f"{key} = {host!r} is not a loopback address, and the draft link has neither TLS nor a token: prompts would "
         "travel in the clear, and anybody could use the draft; set link.tls (certificate, key, authority) or "
         f"link.token_file on targets and drafts, or set {key} to 127.0.0.1"
     )
+
+
+def unfit_for_draft(host: str, link: LinkSettings) -> str | None:
+    """Why a draft cannot be run with these settings, or None."""
+    if link.tls is not None and link.tls.server_name is not None:
+        return "link.tls.server_name is for targets: it names the certificate that they expect of a draft"
+    return exposed(host, link, "host")
+
+
+def guarded(link: LinkSettings) -> bool:
+    """Whether anything is set that only matters between processes."""
+    return link.tls is not None or link.token_file is not None

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, model_validator
 
 from ssd_cluster.config import DraftSettings, HttpAccess, HttpSettings, Settings, TargetSettings
-from ssd_cluster.config_link import is_loopback
+from ssd_cluster.config_link import guarded, is_loopback
 from ssd_cluster.types import Mode
 
 IMPORT_PATH: Final = "ssd_cluster.serve.app:build"
@@ -42,6 +42,13 @@ class TargetAppArgs(TargetSettings):
             raise ValueError("mode sd needs in_process_draft and no draft_application")
         if self.mode is Mode.SSD and remote == local:
             raise ValueError("mode ssd needs either draft_application or in_process_draft")
+        return self
+
+    @model_validator(mode="after")
+    def _link_is_guarded_where_there_is_one(self) -> TargetAppArgs:
+        inside = self.in_process_draft
+        if self.draft_application is None and (guarded(self.link) or (inside is not None and guarded(inside.link))):
+            raise ValueError("link.tls and link.token_file need draft_application: no other draft is reached by a link")
         return self
 
     @property

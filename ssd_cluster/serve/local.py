@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ssd_cluster.config import HttpSettings, cache_dir
+from ssd_cluster.config_link import is_loopback
 from ssd_cluster.errors import SsdClusterError, StartupError
 from ssd_cluster.serve.args import Application, ServeFile
 from ssd_cluster.serve.checks import (
@@ -247,6 +248,8 @@ def _say_ready(file: ServeFile, http: HttpSettings) -> None:
         body = json.dumps({"model": target.name, "messages": question, "max_tokens": 128, "stream": True})
         key = "" if target.http.api_keys_file is None else " -H 'authorization: Bearer KEY'"
         _say(f"serving {target.name} on {base}/v1 (Ctrl-C stops it); try:")
+        if target.http.allow_open and not is_loopback(http.host):
+            _say(f"warning: {base} asks for no API key (target.http.allow_open): whoever reaches it may use the model")
         command = f"curl -N {base}/v1/chat/completions{key} -H 'content-type: application/json' -d '{body}'"
         sys.stdout.write(f"\n  {command}\n\n")
     sys.stdout.flush()

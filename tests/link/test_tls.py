@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 from support.certificates import Authority
 from support.links import block, hello
 
-from ssd_cluster.config import LinkSettings
+from ssd_cluster.config import DraftSettings, LinkSettings
 from ssd_cluster.config_link import TlsSettings
 from ssd_cluster.errors import ConfigError, LinkError
 from ssd_cluster.link.codec import Side
@@ -101,6 +102,12 @@ def test_a_certificate_by_name_instead_of_address(
         assert "the draft's certificate is refused here" in text
         assert "127.0.0.1" in text
         talk(listener, named, loop, target_inbox, draft_inbox)
+
+
+def test_a_draft_has_no_server_name_to_expect(draft_tls: TlsSettings) -> None:
+    named = draft_tls.model_copy(update={"server_name": "draft.test"})
+    with pytest.raises(ValidationError, match=r"link\.tls\.server_name is for targets"):
+        DraftSettings.model_validate({"model": {"path": "x"}, "link": {"tls": named.model_dump()}})
 
 
 def test_a_foreign_target_is_told_that_the_draft_refuses_it(

@@ -13,11 +13,13 @@ from pydantic import ValidationError
 
 from ssd_cluster.config import HttpAccess
 from ssd_cluster.errors import ConfigError
-from ssd_cluster.serve import http_host
+from ssd_cluster.serve import http_host, local
+from ssd_cluster.serve.args import TargetAppArgs
 from ssd_cluster.serve.files import read_serve_file
 from ssd_cluster.serve.http_host import require_protected_http
 
 LAPTOP = Path(__file__).parents[2] / "cluster_configs" / "laptop.yaml"
+TOKEN = {"token_file": "/run/secrets/token"}
 KEYS = {"api_keys_file": "/run/secrets/api-keys"}
 
 
@@ -85,3 +87,20 @@ def test_a_replica_says_that_it_is_open(proxy: Proxy, caplog: pytest.LogCaptureF
     proxy.listens("0.0.0.0")
     require_protected_http(HttpAccess(allow_open=True))
     assert "HTTP endpoint without API keys host=0.0.0.0 because=target.http.allow_open" in caplog.text
+
+
+@pytest.mark.parametrize("draft", [None, {"model": {"path": "d"}}, {"model": {"path": "d"}, "link": TOKEN}])
+def test_a_guarded_link_that_leads_nowhere_is_a_mistake(draft: dict[str, Any] | None) -> None:
+    target = {"model": {"path": "t"}, "mode": "ar" if draft is None else "sd", "in_process_draft": draft}
+    link = {} if draft is not None and "link" in draft else TOKEN
+    with pytest.raises(ValidationError, match="need draft_application"):
+        TargetAppArgs.model_validate(target | {"link": link})
+
+
+def test_serving_openly_is_said_where_it_is_started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for http, said in (({"allow_open": True}, True), (KEYS, False)):
+        file = read_serve_file(write(tmp_path, "0.0.0.0", http))
+        local._say_ready(file, file.http_options)
+        shown = capsys.readouterr().out
+        assert ("asks for no API key" in shown) is said
+        assert ("authorization: Bearer KEY" in shown) is not said
