@@ -21,7 +21,7 @@ from ssd_cluster.bench.options import (
     progress,
 )
 from ssd_cluster.bench.report import table, write_json
-from ssd_cluster.bench.spec import PairOptions, engine_spec
+from ssd_cluster.bench.spec import PairOptions, engine_spec, traced
 from ssd_cluster.bench.summary import ModeResult
 from ssd_cluster.bench.workload import load_prompts
 from ssd_cluster.config import DType, FanoutLaw, MissPolicy, SpeculationSettings
@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--fanout", choices=[law.value for law in FanoutLaw], default=FanoutLaw.MEASURED.value)
     add("--miss-policy", choices=[policy.value for policy in MissPolicy], default=_DEFAULTS.miss_policy.value)
     add("--wait-ms", type=milliseconds, default=_DEFAULTS.wait_ms, help="longest wait for the draft after a miss")
+    add("--trace", type=Path, default=None, metavar="FILE", help="record every round; of out.trace: out-MODE.trace")
     add("--target-cores", type=cores, default=None, help="CPU cores of the target, e.g. 0,1 (default: the first)")
     add("--draft-cores", type=cores, default=None, help="CPU cores of the draft in mode ssd (default: the second)")
 
@@ -91,7 +92,9 @@ def run(arguments: argparse.Namespace) -> int:
         draft_cores=arguments.draft_cores,
         max_batch=max(batches),
     )
-    engines = start_engines([engine_spec(mode, options) for mode in modes], progress)
+    engines = start_engines(
+        [traced(engine_spec(mode, options), _trace_of(arguments.trace, mode)) for mode in modes], progress
+    )
     try:
         results, different = _measure_all(engines, workloads, arguments.repetitions)
     finally:
@@ -104,6 +107,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json is not None:
         write_json(arguments.json, config, results)
     return 0
+
+
+def _trace_of(path: Path | None, mode: Mode) -> Path | None:
+    """A file of each mode's own: ``out.trace`` becomes ``out-ssd.trace``."""
+    return path and path.with_name(f"{path.stem}-{mode.value}{path.suffix}")
 
 
 def _measure_all(

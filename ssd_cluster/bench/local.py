@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -67,6 +68,7 @@ class LocalEngine:
             "dtype": str(runner.dtype).removeprefix("torch."),
             "torch": torch.__version__,
             "model_hash": runner.model_hash,
+            **_step_time(self.engine),
         }
 
     def _connector(self, spec: EngineSpec) -> Connector:
@@ -124,3 +126,9 @@ class LocalEngine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _step_time(engine: TargetEngine) -> dict[str, Any]:
+    """``draft_step_time``: what a forward of the draft costs, as it measured at its start; nothing without a draft."""
+    welcomes = (replica.welcome for replica in engine.drafts.links.replicas)
+    return next(({"draft_step_time": asdict(one.step_time)} for one in welcomes if one is not None), {})

@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 from support.tiny import make_checkpoint, perturb
 
+from ssd_cluster.bench.command import _trace_of
+from ssd_cluster.bench.spec import PairOptions, engine_spec, traced
 from ssd_cluster.bench.tracing.records import Trace, TracedBlock, TracedRound, TracedRow, TracedStep, read_trace
 from ssd_cluster.bench.tracing.summary import build_times, summary
 from ssd_cluster.bench.tracing.timeline import draw_timeline
 from ssd_cluster.cli import main
+from ssd_cluster.config import SpeculationSettings
 from ssd_cluster.errors import ConfigError
 from ssd_cluster.tracefile import TraceWriter
-from ssd_cluster.types import LookupResult
+from ssd_cluster.types import LookupResult, Mode
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +96,7 @@ def row(kept: int, proposed: int, lookup: LookupResult | None, following: str, s
     return TracedRow((0, 0), 7, kept + 1, kept, proposed, source, lookup, 0, following)
 
 
-def traced(number: int, *rows: TracedRow, decoding: bool = True) -> TracedRound:
+def a_round(number: int, *rows: TracedRow, decoding: bool = True) -> TracedRound:
     start = number * 0.02
     laps = (("forward", start + 0.012), ("link", start + 0.014), ("draft_wait", start + 0.02))
     return TracedRound(start, laps, 4, decoding, rows)
@@ -103,11 +106,11 @@ def test_figures_of_a_known_trace() -> None:
     hit, miss = LookupResult.HIT, LookupResult.MISS
     trace = Trace({"mode": "ssd"})
     trace.rounds = [
-        traced(0, row(0, 0, None, "hit", "none"), decoding=False),
-        traced(1, row(3, 3, hit, "hit")),
-        traced(2, row(1, 3, miss, "jit")),
-        traced(3, row(0, 2, hit, "hit")),
-        traced(4, row(2, 3, None, "end")),
+        a_round(0, row(0, 0, None, "hit", "none"), decoding=False),
+        a_round(1, row(3, 3, hit, "hit")),
+        a_round(2, row(1, 3, miss, "jit")),
+        a_round(3, row(0, 2, hit, "hit")),
+        a_round(4, row(2, 3, None, "end")),
     ]
     trace.steps = [TracedStep(0.0, 0.002, 4, ((7, "glue", 4),)), TracedStep(0.002, 0.005, 8, ((7, "tree", 8),))]
     trace.blocks = [TracedBlock(0.005, 7, 8, 8, True)]
@@ -147,3 +150,13 @@ def test_records_that_do_not_fit_are_refused(tmp_path: Path, record: list[object
     writer.close()
     with pytest.raises(ConfigError, match="does not fit"):
         read_trace(tmp_path / "w.trace")
+
+
+def test_every_mode_of_a_benchmark_has_a_file_of_its_own(tmp_path: Path) -> None:
+    options = PairOptions(target="t", draft="d", speculation=SpeculationSettings(), draft_cores=(0,))
+    specs = {mode: traced(engine_spec(mode, options), _trace_of(tmp_path / "out.trace", mode)) for mode in Mode}
+    assert {str(spec.target.trace) for spec in specs.values()} == {str(tmp_path / f"out-{m.value}.trace") for m in Mode}
+    drafts = {mode: spec.draft.trace for mode, spec in specs.items() if spec.draft is not None}
+    assert drafts == {mode: tmp_path / f"out-{mode.value}.trace.draft" for mode in (Mode.SD, Mode.SSD)}
+    untraced = engine_spec(Mode.SSD, options)
+    assert traced(untraced, _trace_of(None, Mode.SSD)) == untraced
