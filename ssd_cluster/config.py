@@ -178,8 +178,8 @@ class TargetSettings(Settings):
     """A target replica: the model that verifies, its scheduler, and how it speculates.
 
     ``stall_s``: an engine with work that finishes no step for this long is unhealthy. ``trust_domain``: name that
-    target and draft must share where the draft's laws are used (kinds ``sparse`` and ``dense``). ``trace``: record every
-    round in this file; ``{pid}`` in its name stands for the process, where there are several replicas.
+    target and draft must share where the draft's laws are used (kinds ``sparse`` and ``dense``). ``trace``: file that
+    every round is recorded in; ``{pid}`` in its name stands for the process, where there are several replicas.
     """
 
     model: ModelSettings
@@ -222,7 +222,7 @@ class DraftSettings(Settings):
     ``target_weights``: share of a target (by its id) relative to others, 1 where it is not named. ``idle_s``: a session
     without a commit for this long may lose its KV pages to another. ``load_interval_s``: longest time between two Load
     messages. ``trust_domain``: must equal that of a target that uses this draft's laws. ``max_streams``: most connected
-    targets; ``limits``: of each of them.
+    targets; ``limits``: of each of them. ``trace``: file that forwards and pushed blocks are recorded in.
     """
 
     model: ModelSettings
