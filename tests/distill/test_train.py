@@ -13,10 +13,11 @@ from support.tiny import make_checkpoint
 
 from ssd_cluster.config import DType, ModelSettings
 from ssd_cluster.distill.chats import ChatFrame, ChatWriter, Seeds
+from ssd_cluster.distill.data import Batch, Batches
 from ssd_cluster.distill.initialise import frequent_ids, initialise
 from ssd_cluster.distill.lanes import LaneDecoder
 from ssd_cluster.distill.settings import CollectSettings, DistillSettings, DraftShape, TrainSettings
-from ssd_cluster.distill.shards import Document
+from ssd_cluster.distill.shards import OWN, Document
 from ssd_cluster.distill.train import Trainer, split_documents
 from ssd_cluster.errors import CheckpointError, SsdClusterError
 from ssd_cluster.text.tokenizer import Tokenizer
@@ -89,6 +90,28 @@ def test_interrupted_training_ends_like_an_uninterrupted_one(
     assert [h["loss"] for h in part.history] == [h["loss"] for h in whole.history]
     for (name, a), (_, b) in zip(whole.student.named_parameters(), part.student.named_parameters(), strict=True):
         assert torch.equal(a, b), name
+
+
+def test_scored_text_is_trained_on_in_the_first_passes_only(
+    initial: Path, documents: Sequence[Document], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bulk = [Document(d.tokens, d.law_ids, d.law_p, d.has_law, "thing") for d in documents[:60]]
+    sources: list[str] = []
+    real = Batches.batch
+
+    def record(batches: Batches, chosen: Sequence[Document]) -> Batch:
+        sources.extend(d.source for d in chosen)
+        return real(batches, chosen)
+
+    monkeypatch.setattr(Batches, "batch", record)
+    settings = {"passes": 3, "bulk_passes": 2, "evaluate_every": 1000}
+    trained = trainer(initial, tmp_path, [*documents, *bulk], [], **settings)
+    while not trained.run():
+        pass
+    held_out, training = split_documents(documents, 0.1, 1)
+    assert sources.count("thing") == 2 * len(bulk)
+    assert "thing" not in sources[-len(held_out) - len(training) :]
+    assert sources.count(OWN) == 3 * len(training) + len(held_out)
 
 
 def test_it_stops_early_and_keeps_the_best(initial: Path, documents: Sequence[Document], tmp_path: Path) -> None:
