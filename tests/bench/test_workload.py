@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ssd_cluster.bench.command import add_arguments, cpu_name, parse_modes, run
+from ssd_cluster.bench.command import add_arguments, parse_modes, run
+from ssd_cluster.bench.options import cpu_name
 from ssd_cluster.bench.spec import PairOptions, engine_spec
 from ssd_cluster.bench.workload import load_prompts
 from ssd_cluster.config import SpeculationSettings
