@@ -193,7 +193,8 @@ def _on_host(row: LawRow, vocabulary: int, names: Tensor | None) -> np.ndarray[t
 
 def drafted_prefix(tokens: Sequence[int], stop_ids: Collection[int]) -> tuple[int, ...]:
     """The tokens up to the first stop id, that included."""
-    for index, token in enumerate(tokens):
-        if token in stop_ids:
-            return tuple(tokens[: index + 1])
+    if stop_ids:
+        for index, token in enumerate(tokens):
+            if token in stop_ids:
+                return tuple(tokens[: index + 1])
     return tuple(tokens)

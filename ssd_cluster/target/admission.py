@@ -144,7 +144,8 @@ class Admission:
     def _draws(self, seed: int, k: int) -> ChoiceDraws | None:
         if not k or not self._settings.uses_laws:
             return None
-        return ChoiceDraws(ratio_key(self._secret, seed), self._runner.config.vocab_size, self._runner.device)
+        key = ratio_key(self._secret, seed)
+        return ChoiceDraws(key, k, self._runner.config.vocab_size, self._runner.device)
 
     def _terms(self, choice: Choice, seed: int, rules: FinishRules) -> SessionTerms:
         params, speculation = choice.live.request.params, self._settings.speculation

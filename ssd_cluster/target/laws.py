@@ -8,6 +8,7 @@ of any origin: a draft that is late or wrong in form costs acceptance, not the t
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -141,32 +142,37 @@ class ChoiceDraws:
     """Accept uniforms and residual noise of one choice, one fresh set per verification.
 
     The round word only grows, whatever happens to the choice or its draft session: what an earlier round has looked at
-    is never drawn again.
+    is never drawn again. It also names a round's noise alone, so that sets can be drawn before it is known at which
+    length they will be used; positions are counted from 0 in each.
 
     Args:
         key: ``ratio_key`` of the choice.
+        k: most tokens of a proposal.
         vocabulary: V, padding included.
         device: where rows lie.
     """
 
-    def __init__(self, key: int, vocabulary: int, device: torch.device) -> None:
+    def __init__(self, key: int, k: int, vocabulary: int, device: torch.device) -> None:
         self._key = key
+        self._k = k
         self._vocabulary = vocabulary
         self._device = device
-        self._round = 0
-        self._ready: RoundDraws | None = None
+        self._rounds = 0
+        self._ready: deque[RoundDraws] = deque()
 
-    def prepare(self, base: int, n: int) -> None:
-        """Draw what the verification of ``n`` tokens behind ``base`` committed ones needs, before its forward ends."""
-        if self._ready is None or self._ready.base != base:
-            self._ready = RoundDraws(self._key, self._round, base, self._vocabulary, self._device)
-        self._ready.prefetch(n)
+    def prepare(self, rounds: int = 1) -> bool:
+        """Draw the set of one verification unless those of the next ``rounds`` are there; False if they are."""
+        if len(self._ready) >= rounds:
+            return False
+        fresh = self._fresh()
+        fresh.prefetch(self._k)
+        self._ready.append(fresh)
+        return True
 
-    def take(self, base: int) -> RoundDraws:
-        """The draws of a verification that happens now."""
-        ready = self._ready
-        if ready is None or ready.base != base:
-            ready = RoundDraws(self._key, self._round, base, self._vocabulary, self._device)
-        self._ready = None
-        self._round += 1
-        return ready
+    def take(self) -> RoundDraws:
+        """The set of a verification that happens now."""
+        return self._ready.popleft() if self._ready else self._fresh()
+
+    def _fresh(self) -> RoundDraws:
+        self._rounds += 1
+        return RoundDraws(self._key, self._rounds - 1, 0, self._vocabulary, self._device)

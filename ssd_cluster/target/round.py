@@ -89,7 +89,7 @@ class RoundLoop:
         if any(by_ratio(row) for row in deciding):
             self._await_laws(deciding)
             watch.lap("draft_wait", self._clock())
-        results = self._outcomes(deciding, logits) if deciding else []
+        results = self._outcomes(deciding, logits, lambda phase: watch.lap(phase, self._clock())) if deciding else []
         rows = [row for row in rows if not row.choice.ended]
         watch.lap("verify", self._clock())
         self._pool.receive()
@@ -102,16 +102,16 @@ class RoundLoop:
         watch.lap("other", self._clock())
         if waiting or not all(row.hit for row in decided if not row.ended):
             self._forward_ended = None
-        self._proposer.wait(waiting, lambda: any(_draw_ahead(row.choice) for row in decided))
+        self._proposer.wait(waiting, lambda: any(row.choice.draw_ahead() for row in decided))
         watch.lap("draft_wait", self._clock())
         self._round_ended = watch.now
         self._account.round(watch, rows, decided)
         return True
 
-    def _outcomes(self, rows: list[Row], logits: Tensor) -> list[tuple[Row, Outcome]]:
+    def _outcomes(self, rows: list[Row], logits: Tensor, lap: Callable[[str], None]) -> list[tuple[Row, Outcome]]:
         """Rows with their outcomes. A request whose logits leave nothing to draw ends alone, with an error."""
         try:
-            return list(zip(rows, self._verifier.outcomes(rows, logits), strict=True))
+            return list(zip(rows, self._verifier.outcomes(rows, logits, lap), strict=True))
         except NumericalError:
             pass
         found: list[tuple[Row, Outcome]] = []
@@ -120,7 +120,7 @@ class RoundLoop:
             of_row = logits[first : first + row.n_proposed + 1]
             first += len(of_row)
             try:
-                found.append((row, self._verifier.outcomes([row], of_row)[0]))
+                found.append((row, self._verifier.outcomes([row], of_row, lap)[0]))
             except NumericalError as error:
                 logger.error("request_failed request=%s error=%r", row.choice.live.request.request_id, error.message)
                 self._failed(row.choice.live, f"the model's output cannot be sampled from: {error.message}")
@@ -166,7 +166,7 @@ class RoundLoop:
             self._publish(result)
         for result in decided:
             if not result.ended:
-                result.choice.draw_ahead()
+                result.choice.draw_next()
 
     def _publish(self, result: Decided) -> None:
         """Hand the new tokens to the client and let an ended choice go."""
@@ -180,11 +180,3 @@ class RoundLoop:
         live.emit_delta(choice.index, tuple(result.emitted), text, accepted.reason, accepted.stop_reason)
         if accepted.reason is not None:
             self._ended(choice, accepted.reason)
-
-
-def _draw_ahead(choice: Choice) -> bool:
-    """Draw one row of noise for the rounds after the next one, so that a hit then draws none; False if none lacks."""
-    if choice.ended or choice.noise is None or choice.draws is not None:
-        return False
-    base = len(choice.tokens)
-    return choice.noise.draw_missing(range(base, min(base + 2 * choice.draft_room() + 2, choice.max_len)))

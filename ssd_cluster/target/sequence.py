@@ -19,6 +19,8 @@ from ssd_cluster.types import RATIO_KINDS, FinishReason, Proposal
 
 logger = logging.getLogger(__name__)
 
+_ROUNDS_AHEAD = 3
+
 
 @dataclass(slots=True, eq=False)
 class Choice:
@@ -105,17 +107,28 @@ class Choice:
         """
         if self.draws is None:
             raise ValueError("a choice without draws has no proposals of a ratio kind")
-        return self.draws.take(len(self.tokens))
+        return self.draws.take()
 
-    def draw_ahead(self) -> None:
-        """Draw the noise of the next verification before its forward ends: of the rule that it will probably use."""
+    def draw_next(self) -> None:
+        """Draw the noise of the next verification before its forward ends, as far as the rule is known."""
         base, n = len(self.tokens), len(self.proposal.tokens)
-        waits = n == 0 and self.draws is not None
-        if self.draws is not None and (waits or self.proposal.kind in RATIO_KINDS):
-            self.draws.prepare(base, n or self.draft_room())
-        if self.noise is not None and self.proposal.kind not in RATIO_KINDS:
+        if self.draws is not None and (n == 0 or self.proposal.kind in RATIO_KINDS):
+            self.draws.prepare()
+            n_plain = 0 if n else 1
+        else:
+            n_plain = (n or self.draft_room()) + 1
+        if self.noise is not None and n_plain:
             self.noise.discard_below(base)
-            self.noise.prefetch(range(base, base + 1 + (0 if waits else n or self.draft_room())))
+            self.noise.prefetch(range(base, base + n_plain))
+
+    def draw_ahead(self) -> bool:
+        """Draw noise for one of the rounds after the next one, so that a hit then draws none; False if none lacks."""
+        if self.ended or self.noise is None:
+            return False
+        if self.draws is not None:
+            return self.draws.prepare(_ROUNDS_AHEAD)
+        base = len(self.tokens)
+        return self.noise.draw_missing(range(base, min(base + 2 * self.draft_room() + 2, self.max_len)))
 
     def fallback(self, settings: SpeculationSettings, k: int) -> Proposal:
         """N-gram proposal of at most ``k`` tokens from the choice's own text, or an empty one."""
