@@ -9,7 +9,9 @@ from pydantic import Field
 from ssd_cluster.config import Settings
 from ssd_cluster.types import Mode
 
-PHASES = ("target_forward", "verify", "draft_wait", "link", "other")
+VERIFY_PHASES = ("target_forward", "noise", "process", "verify")
+"""What makes up T_v; ``verify`` is the rule alone."""
+PHASES = (*VERIFY_PHASES, "draft_wait", "link", "other")
 
 
 class Workload(Settings):

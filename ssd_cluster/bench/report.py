@@ -13,7 +13,7 @@ from ssd_cluster.types import Mode
 
 _HEADER = (
     "mode", "T", "batch", "tokens/s (min-max)", "vs ar", "tokens/round", "acceptance", "hit rate",
-    "round ms", "forward", "verify", "wait", "link", "other", "hit path ms",
+    "round ms", "forward", "noise", "process", "verify", "verify %", "wait", "link", "other", "hit path ms",
 )  # fmt: skip
 
 
@@ -71,11 +71,15 @@ def _cells(result: ModeResult, plain: ModeResult | None) -> tuple[str, ...]:
         f"{result.tokens_per_round:.2f}",
         _figure(result.acceptance, "{:.3f}"),
         _figure(result.hit_rate, "{:.3f}"),
-        *(
-            _figure(ms[name], "{:.2f}")
-            for name in ("total", "target_forward", "verify", "draft_wait", "link", "other", "hit_path")
-        ),
+        *(_figure(ms[name], "{:.2f}") for name in ("total", "target_forward", "noise", "process", "verify")),
+        _figure(_share(ms["verify"], ms["total"]), "{:.2f}"),
+        *(_figure(ms[name], "{:.2f}") for name in ("draft_wait", "link", "other", "hit_path")),
     )
+
+
+def _share(part: float | None, whole: float | None) -> float | None:
+    """Percent."""
+    return 100 * part / whole if part is not None and whole else None
 
 
 def _figure(value: float | None, form: str) -> str:

@@ -8,7 +8,7 @@ from ssd_cluster.target.alarm import AcceptanceAlarm
 from ssd_cluster.target.proposer import Decided
 from ssd_cluster.target.scheduler import Row
 from ssd_cluster.target.sequence import LiveRequest
-from ssd_cluster.target.times import PHASES, RoundTimes, Stopwatch
+from ssd_cluster.target.times import PHASES, VERIFY_PHASES, RoundTimes, Stopwatch
 
 
 class Account:
@@ -63,6 +63,6 @@ class Account:
             self._phases[phase].inc(seconds)
         if len(decided) == len(rows) and all(row.n_run == 1 for row in rows):
             self._times.add(watch.phases, sum(len(result.emitted) for result in decided))
-            self._estimator.observe_verify(watch.phases["forward"] + watch.phases["verify"])
+            self._estimator.observe_verify(sum(watch.phases[phase] for phase in VERIFY_PHASES))
         if self._times.trace is not None:
             self._times.trace.round(watch, rows, decided)

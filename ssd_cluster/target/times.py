@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ssd_cluster.target.trace import TargetTrace
 
-PHASES = ("forward", "verify", "draft_wait", "link", "other")
+VERIFY_PHASES = ("forward", "noise", "process", "verify")
+"""What makes up T_v, the time from the start of a forward to its outcomes."""
+PHASES = (*VERIFY_PHASES, "draft_wait", "link", "other")
 _SAMPLES = 8192
 _RATE = 0.1
 
@@ -21,13 +23,13 @@ class RoundTimes:
     Attributes:
         rounds: number of rounds.
         tokens: tokens emitted in them.
-        seconds: time by phase. ``forward``: the model; ``verify``: noise, processors, rule; ``draft_wait``: waiting for
-            blocks or chains; ``link``: taking in messages, lookups, sending commits; ``other``: finish logic, KV
-            bookkeeping, text, events, scheduling. On CUDA the forward runs on while ``verify`` starts, and is waited
-            for there.
+        seconds: time by phase. ``forward``: the model; ``noise``: rows of it that were not drawn ahead; ``process``:
+            processors and softmax; ``verify``: the rule; ``draft_wait``: waiting for blocks, chains or laws; ``link``:
+            taking in messages, lookups, sending commits; ``other``: finish logic, KV bookkeeping, text, events,
+            scheduling. On CUDA the forward runs on while ``process`` starts, and is waited for in ``verify``.
         hit_path: samples of the time from the end of a forward to the start of the next one, of rounds in which nobody
             waited and every row that could have a proposal had one from its draft (without drafts: all rounds).
-        verify_s: running mean of forward plus verify, the T_v; None before the first round.
+        verify_s: running mean of ``VERIFY_PHASES`` together, the T_v; None before the first round.
         trace: where every round is recorded; None: nowhere.
     """
 
@@ -44,7 +46,7 @@ class RoundTimes:
         self.tokens += tokens
         for phase, seconds in phases.items():
             self.seconds[phase] += seconds
-        verify = phases["forward"] + phases["verify"]
+        verify = sum(phases[phase] for phase in VERIFY_PHASES)
         self.verify_s = verify if self.verify_s is None else self.verify_s + _RATE * (verify - self.verify_s)
 
     def reset(self) -> None:

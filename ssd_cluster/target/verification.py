@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
 from ssd_cluster.errors import NumericalError
 from ssd_cluster.sampling.processors import RowParams, process
+from ssd_cluster.sampling.ratio_noise import RoundDraws
 from ssd_cluster.target.laws import LawDesk
 from ssd_cluster.target.scheduler import Row
 from ssd_cluster.types import RATIO_KINDS, Proposal, ProposalKind
@@ -35,19 +35,22 @@ class Verifier:
         self._valid_vocab = valid_vocab
         self._laws = laws
 
-    def outcomes(self, rows: Sequence[Row], logits: Tensor) -> list[Outcome]:
+    def outcomes(self, rows: Sequence[Row], logits: Tensor, lap: Callable[[str], None]) -> list[Outcome]:
         """Outcomes of rows that decide.
 
         Args:
             rows: in the order of the forward.
             logits: float32 [sum(n_proposed + 1), V].
+            lap: told the phase that has just ended.
 
         Raises:
             NumericalError: a row leaves nothing to draw.
         """
         whole = logits.device.type == "cpu" and logits.shape[1] == self._valid_vocab
         if whole and all(_greedy(row) for row in rows):
-            return match([row.proposed for row in rows], _argmax(logits))
+            results = match([row.proposed for row in rows], _argmax(logits))
+            lap("verify")
+            return results
         params: list[RowParams] = []
         noise: list[Tensor | None] = []
         for row in rows:
@@ -57,16 +60,13 @@ class Verifier:
             for position in range(base, base + row.n_proposed + 1):
                 params.append(choice.row_params(position))
                 noise.append(None if shared is None else shared.row(position))
+        draws = [_draws(row) for row in rows]
+        lap("noise")
         probs = process(logits, params, self._valid_vocab)
-        batch = VerifyBatch([proposal_of(row) for row in rows], probs, noise)
-        if not any(by_ratio(row) for row in rows):
-            return verify(batch, self._rules)
-        return self._with_laws(rows, batch)
-
-    def _with_laws(self, rows: Sequence[Row], batch: VerifyBatch) -> list[Outcome]:
+        lap("process")
         laws = [_law(row) if by_ratio(row) else None for row in rows]
-        draws = [row.choice.take_draws() if by_ratio(row) else None for row in rows]
-        results = verify(replace(batch, laws=laws, draws=draws), self._rules)
+        results = verify(VerifyBatch([proposal_of(row) for row in rows], probs, noise, laws, draws), self._rules)
+        lap("verify")
         for row, law, outcome in zip(rows, laws, results, strict=True):
             if by_ratio(row):
                 self._laws.count(row.choice.session, law, refused=outcome.law_refused)
@@ -76,6 +76,15 @@ class Verifier:
 def by_ratio(row: Row) -> bool:
     """Whether the row verifies tokens of a ratio kind."""
     return row.n_proposed > 0 and row.choice.proposal.kind in RATIO_KINDS
+
+
+def _draws(row: Row) -> RoundDraws | None:
+    """Fresh randomness of a row that is verified by ratios, drawn now if it was not drawn ahead."""
+    if not by_ratio(row):
+        return None
+    draws = row.choice.take_draws()
+    draws.prefetch(row.n_proposed)
+    return draws
 
 
 def _law(row: Row) -> DraftLaw | None:

@@ -116,7 +116,9 @@ def test_driver_keeps_the_batch_full_and_takes_counts_from_usage() -> None:
     assert len({r.output_crc for r in record.requests}) == 1
     assert all(0 < r.first_token_s <= r.finished_s for r in record.requests)
     assert record.rounds == 0, "what the engine did before the run is not counted"
-    assert set(record.phase_s) == {"target_forward", "verify", "draft_wait", "link", "other"}
+    assert set(record.phase_s) == {
+        "target_forward", "noise", "process", "verify", "draft_wait", "link", "other",
+    }  # fmt: skip
 
 
 def test_request_ids_are_new_in_every_run() -> None:

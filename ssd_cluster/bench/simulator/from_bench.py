@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ssd_cluster.bench.handle import VERIFY_PHASES
 from ssd_cluster.bench.simulator.run import simulate
 from ssd_cluster.bench.simulator.sweep import settings_of
 from ssd_cluster.errors import ConfigError
@@ -102,8 +103,8 @@ def base_settings(config: Mapping[str, Any], measured: Measured, mode: Mode) -> 
 
 
 def forward_ms(entry: Mapping[str, Any]) -> float:
-    """T_v of a result: forward and verification."""
-    return float(entry["round_ms"]["target_forward"]) + float(entry["round_ms"]["verify"])
+    """T_v of a result: forward, noise, processors, rule; older files have all but the forward as one."""
+    return sum(float(entry["round_ms"].get(phase, 0.0)) for phase in VERIFY_PHASES)
 
 
 def drafting_ms(drafted: Mapping[str, Any]) -> float:

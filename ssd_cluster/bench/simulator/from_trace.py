@@ -15,6 +15,7 @@ from ssd_cluster.bench.simulator.settings import SimulationSettings
 from ssd_cluster.bench.tracing.records import Trace, TracedRow
 from ssd_cluster.bench.tracing.summary import decoding_rounds
 from ssd_cluster.errors import ConfigError
+from ssd_cluster.target.times import VERIFY_PHASES
 from ssd_cluster.types import LookupResult
 
 RECORDED = frozenset({"acceptance", "fallback_acceptance", "hits", "hits_after_backup"})
@@ -54,7 +55,7 @@ def _verify_times(trace: Trace) -> str:
     by_tokens: dict[int, list[float]] = defaultdict(list)
     rounds = decoding_rounds(trace)
     for one in rounds:
-        by_tokens[one.tokens].append(1e3 * one.seconds("forward", "verify"))
+        by_tokens[one.tokens].append(1e3 * one.seconds(*VERIFY_PHASES))
     least = max(1.0, _LEAST_SHARE * len(rounds))
     points = sorted((tokens, fmean(times)) for tokens, times in by_tokens.items() if len(times) >= least)
     return "/".join(f"{tokens}:{ms:.6g}" for tokens, ms in points)

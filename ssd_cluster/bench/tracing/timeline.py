@@ -11,6 +11,8 @@ from ssd_cluster.types import LookupResult
 
 _PHASE_COLOURS = {
     "forward": "#3b6ea5",
+    "noise": "#76a5af",
+    "process": "#5b93c7",
     "verify": "#86b3d9",
     "draft_wait": "#d9534f",
     "link": "#8e7cc3",
