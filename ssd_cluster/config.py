@@ -12,8 +12,11 @@ from pydantic import Field, model_validator
 from ssd_cluster.config_base import Settings as Settings
 from ssd_cluster.config_http import HttpAccess as HttpAccess
 from ssd_cluster.config_http import HttpSettings as HttpSettings
+from ssd_cluster.config_link import LawTransport as LawTransport
 from ssd_cluster.config_link import LinkSettings as LinkSettings
 from ssd_cluster.config_link import TargetLimits, unfit_for_draft
+from ssd_cluster.config_link import TensorBackend as TensorBackend
+from ssd_cluster.config_link import TensorSettings as TensorSettings
 from ssd_cluster.types import RATIO_KINDS, Mode, ProposalKind
 
 Cores = Annotated[tuple[int, ...], Field(min_length=1)]
@@ -211,6 +214,12 @@ class TargetSettings(Settings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _tensors_carry_laws(self) -> TargetSettings:
+        if self.link.laws is LawTransport.TENSOR and not self.uses_laws:
+            raise ValueError("link.laws = 'tensor' carries draft laws: set kind sparse or dense, or remove it")
+        return self
+
     @property
     def name(self) -> str:
         return self.served_name or Path(self.model.path).name
@@ -282,6 +291,12 @@ def set_ray_environment() -> None:
         RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S="0",
     )
     os.environ.pop("RAY_ADDRESS", None)
+
+
+def keep_nccl_from_ending_the_process() -> None:
+    """Before the first NCCL group: by default its watchdog ends a process whose peer is gone; we have deadlines."""
+    for name in ("ASYNC_ERROR_HANDLING", "ENABLE_MONITORING", "DUMP_ON_TIMEOUT"):
+        os.environ.setdefault(f"TORCH_NCCL_{name}", "0")
 
 
 def child_environment(threads: int) -> dict[str, str]:

@@ -61,7 +61,10 @@ class TargetMetrics:
         self.link_bytes = Counter("ssd:link_bytes", "Bytes on draft links.", ["direction"], registry=r)
         self.link_dropped = Counter("ssd:link_dropped", "Received messages that did not fit.", ["reason"], registry=r)
         self.draft_failures = Counter(
-            "ssd:draft_failures", "Lost draft streams and refused sessions.", ["reason"], registry=r
+            "ssd:draft_failures",
+            "Lost streams, broken tensor channels and refused sessions.",
+            ["reason"],
+            registry=r,
         )
         self.self_test_acceptance = Gauge(
             "ssd:self_test_acceptance", "Kept share of proposed tokens in the start-up self-test.", registry=r
@@ -91,7 +94,7 @@ class DraftMetrics:
         self.nacks = Counter("ssd:draft_nacks", "Refusals sent, by code.", ["code"], registry=r)
         self.laws = Counter(
             "ssd:draft_laws",
-            "Laws asked for by a commit, by whether they could be given: sent, missing.",
+            "Laws asked for by a commit, by whether they could be given: sent, missing, too_large (for a frame).",
             ["result"],
             registry=r,
         )

@@ -20,7 +20,6 @@ from ssd_cluster.draft.calibration import calibrate
 from ssd_cluster.draft.load import LoadReporter
 from ssd_cluster.draft.outcomes import OutcomeObserver
 from ssd_cluster.draft.publisher import Publisher
-from ssd_cluster.draft.quotas import Quotas
 from ssd_cluster.draft.sampler import RowSampler
 from ssd_cluster.draft.scheduler import Scheduler
 from ssd_cluster.draft.service import DraftService
@@ -102,9 +101,9 @@ class DraftEngine:
             lambda: self.welcome,
             sampler,
             observer,
-            Quotas(settings.limits),
             self.metrics,
-            settings.link.frame_bytes,
+            settings,
+            runner.device,
         )
         self._publisher = Publisher(self.metrics, self._table.rest, clock, self._stepper.trace)
         self._load = LoadReporter(self._table, settings, self.timer, self.metrics)
@@ -269,6 +268,7 @@ class DraftEngine:
         self._table.peers.clear()
         for stream, _ in self._inbox.drain():
             stream.close(reason)
+        self._service.post.close()
         if self._stepper.trace is not None:
             self._stepper.trace.close()
 

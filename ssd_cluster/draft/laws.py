@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ssd_cluster.errors import NumericalError
-from ssd_cluster.link.laws import pack_law
-from ssd_cluster.link.messages import CommitRow, Law, Open
+from ssd_cluster.link.messages import CommitRow, Open
+from ssd_cluster.link.tensor.rows import LawRows
 from ssd_cluster.sampling.ratio_noise import DraftDraws, draft_noise_at, ratio_key
 from ssd_cluster.sampling.selection import largest
 from ssd_cluster.speculation import saguaro
@@ -158,7 +158,7 @@ class LawShelf:
         while len({id(one) for one in self._builds.values()}) > _BUILDS_KEPT:
             del self._builds[next(iter(self._builds))]
 
-    def law(self, row: CommitRow, vocabulary: int, names: Tensor | None) -> Law | None:
+    def law(self, row: CommitRow, vocabulary: int, names: Tensor | None) -> LawRows | None:
         """The law of the proposal that a commit names, or None: its tokens are not those of the branch it names.
 
         Args:
@@ -175,20 +175,10 @@ class LawShelf:
         if not row.proposal or tuple(tokens[span]) != row.proposal or len(rows) != len(row.proposal):
             return None
         name = fingerprint(row.base_len, row.proposal)
-        kind = ProposalKind.DENSE if rows[0].ids is None else ProposalKind.SPARSE
-        if kind is not row.proposal_kind:
-            return None
-        probabilities = [_on_host(one, vocabulary, names) for one in rows]
-        ids = [one.ids.numpy() for one in rows if one.ids is not None]
-        return pack_law(row.session, row.epoch, name, kind, probabilities, ids)
-
-
-def _on_host(row: LawRow, vocabulary: int, names: Tensor | None) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-    """The entries of a row to send; a dense one by target id, 0 outside a reduced head."""
-    values = row.probabilities.cpu()
-    if row.ids is None and names is not None:
-        values = torch.zeros(vocabulary).scatter_(0, names.cpu(), values)
-    return values.numpy()
+        probabilities = tuple(one.probabilities for one in rows)
+        ids = tuple(one.ids for one in rows if one.ids is not None)
+        law = LawRows(row.session, row.epoch, name, probabilities, vocabulary, ids, names)
+        return law if law.kind is row.proposal_kind else None
 
 
 def drafted_prefix(tokens: Sequence[int], stop_ids: Collection[int]) -> tuple[int, ...]:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+import torch
+
+from ssd_cluster.config import DraftSettings
 from ssd_cluster.draft.builds import ChainBuild, TreeBuild
 from ssd_cluster.draft.load import count_traffic
 from ssd_cluster.draft.outcomes import OutcomeObserver
+from ssd_cluster.draft.post import LawPost
 from ssd_cluster.draft.quotas import OverQuota, Quotas
 from ssd_cluster.draft.sampler import RowSampler
 from ssd_cluster.draft.session import OpenLimits, Session, check_open, open_session
@@ -15,6 +19,7 @@ from ssd_cluster.draft.table import Peer, SessionTable
 from ssd_cluster.errors import PairMismatch
 from ssd_cluster.link.handshake import check_pair
 from ssd_cluster.link.messages import (
+    Attach,
     Close,
     CommitBatch,
     CommitRow,
@@ -42,12 +47,13 @@ class DraftService:
         welcome: what this draft says of itself now; read at every Hello.
         sampler: makes the sampling state of a new session.
         observer: learns from outcomes.
-        quotas: of each target.
         metrics: counters.
-        frame_bytes: most bytes of a frame.
+        settings: quotas, frames and tensor channels.
+        device: of the model.
 
     Attributes:
         draining: new sessions are sent elsewhere.
+        post: sends laws; to be closed in the end.
         renewed: sessions with a new round since this was last emptied.
         pulled: sessions whose overdue block was asked for since this was last emptied.
     """
@@ -58,21 +64,22 @@ class DraftService:
         welcome: Callable[[], Welcome],
         sampler: RowSampler,
         observer: OutcomeObserver,
-        quotas: Quotas,
         metrics: DraftMetrics,
-        frame_bytes: int,
+        settings: DraftSettings,
+        device: torch.device,
     ) -> None:
         self.draining = False
+        self.post = LawPost(settings.link, device)
         self.renewed: dict[Session, None] = {}
         self.pulled: dict[Session, None] = {}
         self._table = table
         self._welcome = welcome
         self._sampler = sampler
         self._observer = observer
-        self._quotas = quotas
+        self._quotas = Quotas(settings.limits)
         self._metrics = metrics
         own = welcome()
-        self._limits = OpenLimits(own.max_context, own.vocabulary, own.k_max, frame_bytes)
+        self._limits = OpenLimits(own.max_context, own.vocabulary, own.k_max, settings.link.law_limit)
 
     def handle(self, stream: Stream, message: Message | StreamClosed, now: float) -> None:
         """Apply one message; whatever does not fit is dropped and counted."""
@@ -93,6 +100,9 @@ class DraftService:
             self._open(peer, message, now)
         elif isinstance(message, Pull):
             self._pull(peer, message, now)
+        elif isinstance(message, Attach):
+            trusted = peer.refusal is None and not peer.kinds.isdisjoint(RATIO_KINDS)
+            self.post.attach(stream, message, trusted=trusted)
         elif isinstance(message, Close):
             for session_id in message.sessions:
                 self._close(peer, session_id)
@@ -107,6 +117,7 @@ class DraftService:
         if peer is None:
             return
         log.info("target stream ended target=%s reason=%s sessions=%d", peer.target_id, reason, len(peer.sessions))
+        self.post.forget(stream)
         count_traffic(peer, self._metrics)
         self._table.clear(peer)
 
@@ -204,9 +215,10 @@ class DraftService:
     def _send_law(self, session: Session, row: CommitRow) -> None:
         """The target verifies what we drafted: the law follows at once, while its forward runs."""
         law = session.shelf.law(row, self._sampler.vocabulary, self._sampler.output_ids)
-        self._metrics.laws.labels("missing" if law is None else "sent").inc()
+        result = "missing"
         if law is not None:
-            session.peer.send(law)
+            result = "sent" if self.post.send(session.peer.stream, law) else "too_large"
+        self._metrics.laws.labels(result).inc()
 
     def _unknown(self, peer: Peer, row: CommitRow) -> None:
         """A row without a session: silent if that session is known to have ended, UNKNOWN once otherwise."""

@@ -178,12 +178,12 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class OpenLimits:
-    """What a draft can serve: positions, valid ids, drafted tokens per branch, bytes of a frame."""
+    """What a draft can serve: positions, valid ids, drafted tokens per branch, bytes of a law (None: any)."""
 
     context: int
     vocabulary: int
     k_max: int
-    frame_bytes: int
+    law_bytes: int | None
 
 
 def check_open(message: Open, limits: OpenLimits, kinds: Collection[ProposalKind]) -> tuple[NackCode, str] | None:
@@ -226,8 +226,8 @@ def _check_laws(message: Open, limits: OpenLimits, kinds: Collection[ProposalKin
     if not 0 <= message.saguaro_c <= 1 or message.saguaro_f < 0:
         return "saguaro_c or saguaro_f is out of range"
     size = law_bytes(message.kind, min(message.k, limits.k_max), limits.vocabulary, message.top_m)
-    if size > limits.frame_bytes:
-        return f"laws of {message.k} tokens take {size} bytes, more than the {limits.frame_bytes} of a frame"
+    if limits.law_bytes is not None and size > limits.law_bytes:
+        return f"laws of {message.k} tokens take {size} bytes, more than the {limits.law_bytes} of a frame"
     return None
 
 

@@ -31,6 +31,7 @@ _TO_DRAFT_ENCODERS: dict[type, Encoder] = {
     msg.CommitBatch: down.encode_commit,
     msg.Pull: down.encode_pull,
     msg.Close: down.encode_close,
+    msg.Attach: down.encode_attach,
     msg.Ping: down.encode_ping,
 }
 _TO_TARGET_ENCODERS: dict[type, Encoder] = {
@@ -38,6 +39,7 @@ _TO_TARGET_ENCODERS: dict[type, Encoder] = {
     msg.Opened: up.encode_opened,
     msg.BlockBatch: up.encode_blocks,
     msg.Law: up.encode_law,
+    msg.Attached: up.encode_attached,
     msg.Nack: up.encode_nack,
     msg.Load: up.encode_load,
     msg.Pong: up.encode_pong,
@@ -48,6 +50,7 @@ _TO_DRAFT_DECODERS: dict[str, Decoder] = {
     "commit": down.decode_commit,
     "pull": down.decode_pull,
     "close": down.decode_close,
+    "attach": down.decode_attach,
     "ping": down.decode_ping,
 }
 _TO_TARGET_DECODERS: dict[str, Decoder] = {
@@ -55,6 +58,7 @@ _TO_TARGET_DECODERS: dict[str, Decoder] = {
     "opened": up.decode_opened,
     "blocks": up.decode_blocks,
     "law": up.decode_law,
+    "attached": up.decode_attached,
     "nack": up.decode_nack,
     "load": up.decode_load,
     "pong": up.decode_pong,

@@ -72,6 +72,12 @@ def check_text(text: str, name: str, cap: int) -> str:
     return text
 
 
+def check_bytes(data: bytes, name: str, cap: int) -> bytes:
+    if len(data) > cap:
+        raise InvalidFrame(f"{name} has {len(data)} bytes, more than {cap}")
+    return data
+
+
 def check_number(value: float, name: str, accept: Callable[[float], bool] = lambda value: value >= 0) -> float:
     """A finite number that ``accept`` agrees with."""
     if not math.isfinite(value) or not accept(value):

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ssd_cluster.errors import InvalidFrame
 from ssd_cluster.link.messages import Law
-from ssd_cluster.types import ProposalKind
+from ssd_cluster.types import RATIO_KINDS, ProposalKind
 
 Ids = npt.NDArray[np.uint32]
 Probabilities = npt.NDArray[np.float32]
@@ -75,25 +75,34 @@ def id_rows(law: Law) -> list[Ids]:
 def check_law(law: Law, vocabulary: int) -> None:
     """A law is well-formed: its rows are probability distributions over ids below ``vocabulary``.
 
+    Of a law whose entries follow on a tensor channel only the shape is looked at.
+
     Raises:
         InvalidFrame: what is wrong, without naming an id.
     """
+    _check_shape(law, vocabulary)
+    if law.channel:
+        if law.ids or law.probabilities:
+            raise InvalidFrame("a law of a tensor channel has entries in its frame")
+        return
     entries = sum(law.row_size)
     if len(law.probabilities) != entries * _WIDTH:
         raise InvalidFrame(f"a law has {len(law.probabilities)} bytes for {entries} probabilities")
     if law.kind is ProposalKind.SPARSE:
         _check_ids(law, entries, vocabulary)
-    elif law.kind is ProposalKind.DENSE:
-        if law.ids:
-            raise InvalidFrame("a dense law has ids")
-        if max(law.row_size, default=0) > vocabulary:
-            raise InvalidFrame(f"a row of a dense law has more than {vocabulary} entries")
-    else:
-        raise InvalidFrame(f"a law of kind {law.kind}")
+    elif law.ids:
+        raise InvalidFrame("a dense law has ids")
     for row in probability_rows(law):
         # NaN fails both comparisons, an infinite entry the second
         if not (row.min(initial=np.inf) >= 0 and abs(row.sum(dtype=np.float64) - 1) <= SUM_TOLERANCE):
             raise InvalidFrame("a row of a law is no probability distribution")
+
+
+def _check_shape(law: Law, vocabulary: int) -> None:
+    if law.kind not in RATIO_KINDS:
+        raise InvalidFrame(f"a law of kind {law.kind}")
+    if max(law.row_size, default=0) > vocabulary:
+        raise InvalidFrame(f"a row of a law has more than {vocabulary} entries")
 
 
 def _check_ids(law: Law, entries: int, vocabulary: int) -> None:

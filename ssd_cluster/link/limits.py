@@ -25,6 +25,7 @@ class Limits:
         branches: most branches of one block.
         stop_ids: most stop ids of an Open.
         text: most characters of a name, hash or detail.
+        store_value: most bytes of one entry of a tensor channel's rendezvous.
         frame_bytes: most bytes of a frame, both ways.
     """
 
@@ -34,6 +35,7 @@ class Limits:
     branches: int = 1024
     stop_ids: int = 4096
     text: int = 1024
+    store_value: int = 64 * 1024
     frame_bytes: int = 4 * 1024 * 1024
 
     def __post_init__(self) -> None:
@@ -44,6 +46,7 @@ class Limits:
             "branches": MAX_U16,
             "stop_ids": MAX_U32,
             "text": MAX_U32,
+            "store_value": MAX_U32,
             "frame_bytes": (1 << 31) - 1,
         }
         for name, cap in caps.items():

@@ -148,6 +148,20 @@ class Close:
 
 
 @dataclass(frozen=True, slots=True)
+class Attach:
+    """Rendezvous of a tensor channel, from the target's end: one entry of the store that both ends share.
+
+    ``channel``: number of the attempt on this stream, from 1; a newer one replaces the older. ``backend``: of the
+    target. ``value``: what the backend wrote, opaque to us.
+    """
+
+    channel: int
+    backend: str
+    key: str
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Ping:
     token: int
 
@@ -198,6 +212,7 @@ class Law:
 
     ``row_size``: entries of each row. ``probabilities``: float32, ``ids``: uint32, both little-endian and ragged by
     ``row_size``; a dense law has no ids, its entry v is that of id v. ``link.laws`` packs, unpacks and checks them.
+    ``channel`` other than 0: the entries are not here, but follow on that tensor channel as number ``transfer``.
     """
 
     session: int
@@ -207,6 +222,31 @@ class Law:
     row_size: tuple[int, ...]
     ids: bytes
     probabilities: bytes
+    channel: int = 0
+    transfer: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteLaw(Law):
+    """Local event, never on the wire: an announced law is complete; ``content``: what its receiver made of it."""
+
+    content: object = None
+
+    @classmethod
+    def of(cls, law: Law, content: object) -> CompleteLaw:
+        """The law that ``law`` has announced."""
+        values = (law.session, law.epoch, law.fingerprint, law.kind, law.row_size, law.ids, law.probabilities)
+        return cls(*values, law.channel, law.transfer, content)
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """The draft's entries of a rendezvous. ``refusal``: there will be no tensor channel on this stream, and why."""
+
+    channel: int
+    key: str = ""
+    value: bytes = b""
+    refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +268,8 @@ class Load:
     draining: bool = False
 
 
-ToDraft = Hello | Open | CommitBatch | Pull | Close | Ping
-ToTarget = Welcome | Opened | BlockBatch | Law | Nack | Load | Pong
+ToDraft = Hello | Open | CommitBatch | Pull | Close | Attach | Ping
+ToTarget = Welcome | Opened | BlockBatch | Law | Attached | Nack | Load | Pong
 Message = ToDraft | ToTarget
 
 

@@ -20,7 +20,7 @@ from ssd_cluster.link.columns import (
     pack,
 )
 from ssd_cluster.link.limits import MAX_U8, MAX_U16, MAX_U32, Limits
-from ssd_cluster.link.messages import Close, CommitBatch, CommitRow, Hello, Next, Open, Ping, Pull
+from ssd_cluster.link.messages import Attach, Close, CommitBatch, CommitRow, Hello, Next, Open, Ping, Pull
 from ssd_cluster.types import BlockOrigin, ProposalKind
 
 _NEXT_NUMBER = {Next.NONE: 1, Next.WAIT: 2, Next.TOKENS: 3}
@@ -208,6 +208,25 @@ def encode_close(message: Close, frame: pb.ToDraft) -> None:
 
 def decode_close(close: pb.Close, limits: Limits) -> Close:
     return Close(col.free_column(U64, close.sessions, "sessions", limits.sessions))
+
+
+def encode_attach(message: Attach, frame: pb.ToDraft) -> None:
+    attach = frame.attach
+    attach.channel = message.channel
+    attach.backend = message.backend
+    attach.key = message.key
+    attach.value = message.value
+
+
+def decode_attach(attach: pb.Attach, limits: Limits) -> Attach:
+    if attach.channel < 1:
+        raise InvalidFrame("a tensor channel without a number")
+    return Attach(
+        attach.channel,
+        check_text(attach.backend, "backend", limits.text),
+        check_text(attach.key, "key", limits.text),
+        col.check_bytes(attach.value, "value", limits.store_value),
+    )
 
 
 def encode_ping(message: Ping, frame: pb.ToDraft) -> None:

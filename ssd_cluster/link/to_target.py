@@ -24,6 +24,7 @@ from ssd_cluster.link.columns import (
 from ssd_cluster.link.laws import check_law
 from ssd_cluster.link.limits import MAX_U8, Limits
 from ssd_cluster.link.messages import (
+    Attached,
     Block,
     BlockBatch,
     Branch,
@@ -163,14 +164,43 @@ def encode_law(message: Law, frame: pb.ToTarget) -> None:
     law.row_size = pack(U32, message.row_size)
     law.ids = message.ids
     law.probabilities = message.probabilities
+    law.channel = message.channel
+    law.transfer = message.transfer
 
 
 def decode_law(law: pb.Law, limits: Limits) -> Law:
     row_size = col.free_column(U32, law.row_size, "row_size", limits.k_max)
     kind = col.kind_of(law.kind)
-    message = Law(law.session, law.epoch, law.fingerprint, kind, row_size, law.ids, law.probabilities)
+    message = Law(
+        law.session,
+        law.epoch,
+        law.fingerprint,
+        kind,
+        row_size,
+        law.ids,
+        law.probabilities,
+        law.channel,
+        law.transfer,
+    )
     check_law(message, limits.vocabulary)
     return message
+
+
+def encode_attached(message: Attached, frame: pb.ToTarget) -> None:
+    attached = frame.attached
+    attached.channel = message.channel
+    attached.key = message.key
+    attached.value = message.value
+    attached.refusal = message.refusal
+
+
+def decode_attached(attached: pb.Attached, limits: Limits) -> Attached:
+    return Attached(
+        attached.channel,
+        check_text(attached.key, "key", limits.text),
+        col.check_bytes(attached.value, "value", limits.store_value),
+        check_text(attached.refusal, "refusal", limits.text),
+    )
 
 
 def encode_nack(message: Nack, frame: pb.ToTarget) -> None:

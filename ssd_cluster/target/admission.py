@@ -169,13 +169,13 @@ class Admission:
 
 def _check_frame(settings: TargetSettings, vocabulary: int) -> None:
     """The largest law must fit a frame, or it would be missing every time."""
-    speculation, most = settings.speculation, settings.link.frame_bytes
-    if not settings.uses_laws:
+    speculation, most = settings.speculation, settings.link.law_limit
+    if not settings.uses_laws or most is None:
         return
     size = law_bytes(speculation.kind, speculation.k, vocabulary, speculation.top_m)
     if size > most:
         raise ConfigError(
             f"laws of kind {speculation.kind.value!r} for k = {speculation.k} take {size} bytes, more than link."
-            f"frame_bytes = {most}: raise it on both sides, lower k, or use kind 'sparse'",
+            f"frame_bytes = {most}: raise it on both sides, lower k, use kind 'sparse', or link.laws = 'tensor'",
             param="link.frame_bytes",
         )

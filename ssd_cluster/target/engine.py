@@ -17,7 +17,7 @@ from ssd_cluster.model.runner import ModelRunner
 from ssd_cluster.target.admission import Admission
 from ssd_cluster.target.drafts import DraftPool
 from ssd_cluster.target.laws import LawDesk
-from ssd_cluster.target.links import DraftLinks, greeting
+from ssd_cluster.target.links import DraftLinks, greeting, law_inlet
 from ssd_cluster.target.proposer import Proposer
 from ssd_cluster.target.replica import Connector
 from ssd_cluster.target.request import GenerationRequest, Sink
@@ -80,6 +80,7 @@ class TargetEngine:
         rng = rng if rng is not None else random.SystemRandom()
         speculates = settings.mode is not Mode.AR and settings.speculation.k > 0
         known = tokenizer.vocabulary
+        laws = LawDesk(known, runner.config.vocab_size, runner.device, self.metrics)
         links = DraftLinks(
             connectors if speculates else (),
             greeting(settings, tokenizer.hash, known, rng),
@@ -88,8 +89,8 @@ class TargetEngine:
             self._inbox,
             self.metrics,
             rng,
+            law_inlet(settings, known, runner.device, self._inbox, laws, self.metrics),
         )
-        laws = LawDesk(known, runner.config.vocab_size, runner.device, self.metrics)
         self.drafts = DraftPool(links, settings, known, laws, self.metrics, clock, rng)
         self._scheduler = Scheduler(
             runner.pool,

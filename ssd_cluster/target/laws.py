@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ssd_cluster.errors import InvalidFrame
 from ssd_cluster.link.laws import check_law, id_rows, probability_rows
-from ssd_cluster.link.messages import Law
+from ssd_cluster.link.messages import CompleteLaw, Law
 from ssd_cluster.link.stream import Inbox
 from ssd_cluster.metrics import TargetMetrics
 from ssd_cluster.sampling.ratio_noise import RoundDraws
@@ -46,9 +47,10 @@ def law_of(message: Law, proposal: Proposal, known: int, columns: int, device: t
         InvalidFrame: it is malformed, or not one row per proposed token.
         ValueError: its rows are no laws.
     """
+    if message.channel:
+        raise InvalidFrame("a law of a tensor channel that was not asked for")
     check_law(message, known)
-    if message.kind is not proposal.kind or len(message.row_size) != len(proposal.tokens):
-        raise InvalidFrame("a law has another kind or another number of rows than its proposal")
+    check_fits(message, proposal)
     width = columns if message.kind is ProposalKind.DENSE else max(message.row_size, default=0)
     probabilities = np.zeros((len(proposal.tokens), width), dtype=np.float32)
     for row, values in zip(probabilities, probability_rows(message), strict=True):
@@ -60,6 +62,34 @@ def law_of(message: Law, proposal: Proposal, known: int, columns: int, device: t
     for id_row, entries in zip(ids, id_rows(message), strict=True):
         id_row[: entries.shape[0]] = entries
     return SparseLaw.validated(torch.from_numpy(ids).to(device), q, columns)
+
+
+def check_fits(message: Law, proposal: Proposal) -> None:
+    """A law is for the tokens of a proposal.
+
+    Raises:
+        InvalidFrame: another kind, or not one row per proposed token.
+    """
+    if message.kind is not proposal.kind or len(message.row_size) != len(proposal.tokens):
+        raise InvalidFrame("a law has another kind or another number of rows than its proposal")
+
+
+def law_of_tensors(
+    ids: Tensor | None, probabilities: Tensor, known: int, columns: int, device: torch.device
+) -> DraftLaw:
+    """As ``law_of``, of a tensor channel; nothing of the result shares memory with the arguments.
+
+    Args:
+        ids: int32 ``[n, m]`` of a sparse law; None: dense.
+        probabilities: float32 ``[n, m]``; ``[n, known]`` at most for a dense law.
+        known, columns, device: as for ``law_of``.
+    """
+    q = probabilities.to(device)
+    if ids is not None:
+        return SparseLaw.validated(ids.to(device, torch.int64), q, known)
+    padded = q.new_zeros(q.shape[0], columns)
+    padded[:, : q.shape[1]] = q
+    return DenseLaw.validated(padded, columns)
 
 
 class LawDesk:
@@ -77,6 +107,13 @@ class LawDesk:
         self._metrics = metrics
         self._logged: set[str] = set()
 
+    def read(self, ids: Tensor | None, probabilities: Tensor) -> DraftLaw | str:
+        """The law that has come on a tensor channel, checked, or why it cannot be used; for any thread."""
+        try:
+            return law_of_tensors(ids, probabilities, self._known, self._columns, self._device)
+        except ValueError as error:
+            return str(error)
+
     def take(self, session: Session, message: Law) -> None:
         """A law for a live session has come."""
         proposal = session.inflight
@@ -84,11 +121,19 @@ class LawDesk:
             self._metrics.link_dropped.labels("stale_law").inc()
             return
         try:
-            session.law = law_of(message, proposal, self._known, self._columns, self._device)
+            session.law = self._usable(message, proposal)
         except (InvalidFrame, ValueError) as error:
             session.law_refused = True
             self._metrics.link_dropped.labels("bad_law").inc()
             self._log(str(error))
+
+    def _usable(self, message: Law, proposal: Proposal) -> DraftLaw:
+        if not isinstance(message, CompleteLaw):
+            return law_of(message, proposal, self._known, self._columns, self._device)
+        check_fits(message, proposal)
+        if not isinstance(message.content, DraftLaw):
+            raise InvalidFrame(str(message.content))
+        return message.content
 
     def count(self, session: Session | None, law: DraftLaw | None, *, refused: bool) -> None:
         """Count one verified proposal of a ratio kind; ``refused``: its law gives a drafted token no probability."""

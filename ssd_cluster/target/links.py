@@ -12,16 +12,24 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from ssd_cluster.config import BreakerSettings, LinkSettings, TargetSettings
-from ssd_cluster.errors import LinkClosed, LinkError
+import torch
+
+from ssd_cluster.config import BreakerSettings, LawTransport, LinkSettings, TargetSettings
+from ssd_cluster.errors import ConfigError, LinkClosed, LinkError
 from ssd_cluster.link.handshake import first_difference
 from ssd_cluster.link.messages import Hello, Load, Message, StreamClosed, Welcome
 from ssd_cluster.link.stream import Inbox, Stream
+from ssd_cluster.link.tensor.inlet import LawInlet
+from ssd_cluster.link.tensor.pairs import available
+from ssd_cluster.link.tensor.rows import LawShape
 from ssd_cluster.metrics import TargetMetrics
+from ssd_cluster.target.laws import LawDesk
 from ssd_cluster.target.replica import Connector, DraftReplica, ReplicaState
 from ssd_cluster.types import ProposalKind
 
 logger = logging.getLogger(__name__)
+
+_CHANNELS_S = 3.0
 
 
 def greeting(settings: TargetSettings, tokenizer_hash: str, vocabulary: int, rng: random.Random) -> Hello:
@@ -37,6 +45,34 @@ def greeting(settings: TargetSettings, tokenizer_hash: str, vocabulary: int, rng
     )
 
 
+def law_inlet(
+    settings: TargetSettings, known: int, device: torch.device, inbox: Inbox, laws: LawDesk, metrics: TargetMetrics
+) -> LawInlet | None:
+    """What takes laws from tensor channels, if that is how they are to travel.
+
+    Args:
+        settings: of the target.
+        known: ids that the tokenizer knows.
+        device: of the model.
+        inbox: of the engine.
+        laws: checks them.
+        metrics: counts channels that could not be made or broke.
+
+    Raises:
+        ConfigError: the backend cannot be used here.
+    """
+    link, speculation = settings.link, settings.speculation
+    if link.laws is not LawTransport.TENSOR:
+        return None
+    reason = available(link.tensor.backend, device)
+    if reason is not None:
+        raise ConfigError(f"link.tensor.backend {link.tensor.backend.value!r}: {reason}", param="link.tensor.backend")
+    width = known if speculation.kind is ProposalKind.DENSE else min(speculation.top_m, known)
+    shape = LawShape(speculation.kind, speculation.k, width)
+    failures = metrics.draft_failures.labels("tensor")
+    return LawInlet(inbox, link.tensor, shape, device, laws.read, lambda reason: failures.inc())
+
+
 class DraftLinks:
     """All draft replicas of one target.
 
@@ -48,6 +84,7 @@ class DraftLinks:
         inbox: where the streams deliver.
         metrics: counters of this target.
         rng: jitter.
+        inlet: takes out of ``inbox`` what belongs to tensor channels; None: laws travel over gRPC.
     """
 
     def __init__(
@@ -59,11 +96,13 @@ class DraftLinks:
         inbox: Inbox,
         metrics: TargetMetrics,
         rng: random.Random,
+        inlet: LawInlet | None = None,
     ) -> None:
         self.replicas = [DraftReplica(f"draft-{i}", c, breaker, rng) for i, c in enumerate(connectors)]
         self._hello = hello
         self._settings = link
         self._inbox = inbox
+        self._inlet = inlet
         self._metrics = metrics
         self._attempts: deque[tuple[DraftReplica, Stream | Exception]] = deque()
         self._by_stream: dict[int, DraftReplica] = {}
@@ -133,6 +172,8 @@ class DraftLinks:
             outcome = self._attempts.popleft()[1]
             if isinstance(outcome, Stream):
                 outcome.close("target stopped")
+        if self._inlet is not None and not self._inlet.close(_CHANNELS_S):
+            logger.error("law_channels_stop_timeout timeout_s=%.1f", _CHANNELS_S)
 
     def _connect(self, replica: DraftReplica, now: float) -> None:
         replica.state = ReplicaState.CONNECTING
@@ -143,7 +184,7 @@ class DraftLinks:
         """On a helper thread: run the connector and hand its outcome to the engine."""
         outcome: Stream | Exception
         try:
-            outcome = replica.connector(self._inbox)
+            outcome = replica.connector(self._inlet if self._inlet is not None else self._inbox)
         except Exception as error:
             outcome = error
         if self._closed:
@@ -182,6 +223,8 @@ class DraftLinks:
         replica.welcome = welcome
         replica.state = ReplicaState.READY
         replica.failures = 0
+        if self._inlet is not None and replica.stream is not None:
+            self._inlet.attach(replica.stream)
         logger.info("draft_ready replica=%s draft=%s peer=%s", replica.name, welcome.draft_id, self._peer(replica))
 
     def _count_bytes(self, replica: DraftReplica) -> None:
@@ -199,6 +242,8 @@ class DraftLinks:
         stream, replica.stream = replica.stream, None
         if stream is not None:
             self._by_stream.pop(id(stream), None)
+            if self._inlet is not None:
+                self._inlet.detach(stream)
             stream.close(reason)
 
     @staticmethod

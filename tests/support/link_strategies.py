@@ -61,6 +61,18 @@ def laws(draw: st.DrawFn) -> msg.Law:
     return pack_law(draw(u64), draw(u32), draw(u32), kind, halves, ids if kind is ProposalKind.SPARSE else ())
 
 
+announced_laws = st.builds(
+    msg.Law,
+    session=u64,
+    epoch=u32,
+    fingerprint=u32,
+    kind=st.sampled_from((ProposalKind.SPARSE, ProposalKind.DENSE)),
+    row_size=column(u32, 64),
+    ids=st.just(b""),
+    probabilities=st.just(b""),
+    channel=st.integers(1, 2**32 - 1),
+    transfer=u32,
+)
 branches = st.builds(msg.Branch, depth, u32, column(u32, 64), score, st.booleans())
 blocks = st.builds(msg.Block, u64, u32, u32, u32, u32, rows_of(branches, 6))
 
@@ -89,6 +101,7 @@ to_draft: st.SearchStrategy[msg.ToDraft] = st.one_of(
     st.builds(msg.CommitBatch, rows_of(commit_rows())),
     st.builds(msg.Pull, u64, u32, u32, u8, u32),
     st.builds(msg.Close, column(u64, 10)),
+    st.builds(msg.Attach, st.integers(1, 2**32 - 1), text, text, st.binary(max_size=64)),
     st.builds(msg.Ping, u64),
 )
 to_target: st.SearchStrategy[msg.ToTarget] = st.one_of(
@@ -111,6 +124,8 @@ to_target: st.SearchStrategy[msg.ToTarget] = st.one_of(
     st.builds(msg.Opened, u64, u32, u32),
     st.builds(msg.BlockBatch, rows_of(blocks)),
     laws(),
+    announced_laws,
+    st.builds(msg.Attached, u32, text, st.binary(max_size=64), text),
     st.builds(msg.Nack, u64, u32, st.sampled_from(msg.NackCode), u32, u32, text),
     st.builds(msg.Load, u32, u32, u32, u32, st.booleans()),
     st.builds(msg.Pong, u64),

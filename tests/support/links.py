@@ -8,6 +8,8 @@ from itertools import count
 
 from ssd_cluster.link.laws import pack_law
 from ssd_cluster.link.messages import (
+    Attach,
+    Attached,
     Block,
     BlockBatch,
     Branch,
@@ -15,6 +17,7 @@ from ssd_cluster.link.messages import (
     CommitBatch,
     CommitRow,
     Hello,
+    Law,
     Load,
     Message,
     Nack,
@@ -109,6 +112,7 @@ TO_DRAFT: tuple[Message, ...] = (
     CommitBatch((commit_row(), commit_row(1, next=Next.WAIT, proposal=(), origin=None, deadline_us=9, finish=True))),
     Pull(SESSION, 1, 23, 5, 2_000),
     Close((SESSION, 1)),
+    Attach(1, "gloo", "0/0", b"\x00\x01"),
     Ping(77),
 )
 TO_TARGET: tuple[Message, ...] = (
@@ -116,6 +120,8 @@ TO_TARGET: tuple[Message, ...] = (
     Opened(SESSION, 1, 3),
     BlockBatch((block(), block(1))),
     pack_law(SESSION, 1, 5, ProposalKind.SPARSE, ((0.25, 0.75), (1.0,)), ((1, 2), (3,))),
+    Law(SESSION, 1, 5, ProposalKind.DENSE, (1000, 1000), b"", b"", 2, 7),
+    Attached(2, "0/1", b"\x02"),
     Nack(SESSION, 1, NackCode.GAP, 17, 250, "gap"),
     Load(100, 10, 5, 900, True),
     Pong(78),

@@ -57,23 +57,25 @@ NACK_CODE_BAD_TOKEN: NackCode
 NACK_CODE_DRAINING: NackCode
 
 class ToDraft(_message.Message):
-    __slots__ = ("hello", "open", "commit", "pull", "close", "ping")
+    __slots__ = ("hello", "open", "commit", "pull", "close", "ping", "attach")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     PULL_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
+    ATTACH_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     open: Open
     commit: CommitBatch
     pull: Pull
     close: Close
     ping: Ping
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., commit: _Optional[_Union[CommitBatch, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ...) -> None: ...
+    attach: Attach
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., commit: _Optional[_Union[CommitBatch, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ...) -> None: ...
 
 class ToTarget(_message.Message):
-    __slots__ = ("welcome", "opened", "blocks", "law", "nack", "load", "pong")
+    __slots__ = ("welcome", "opened", "blocks", "law", "nack", "load", "pong", "attached")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -81,6 +83,7 @@ class ToTarget(_message.Message):
     NACK_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     PONG_FIELD_NUMBER: _ClassVar[int]
+    ATTACHED_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     opened: Opened
     blocks: BlockBatch
@@ -88,7 +91,8 @@ class ToTarget(_message.Message):
     nack: Nack
     load: Load
     pong: Pong
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., blocks: _Optional[_Union[BlockBatch, _Mapping]] = ..., law: _Optional[_Union[Law, _Mapping]] = ..., nack: _Optional[_Union[Nack, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ...) -> None: ...
+    attached: Attached
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., blocks: _Optional[_Union[BlockBatch, _Mapping]] = ..., law: _Optional[_Union[Law, _Mapping]] = ..., nack: _Optional[_Union[Nack, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., attached: _Optional[_Union[Attached, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol", "target_id", "incarnation", "tokenizer_hash", "vocabulary", "kinds", "trust_domain")
@@ -238,6 +242,18 @@ class Close(_message.Message):
     sessions: bytes
     def __init__(self, sessions: _Optional[bytes] = ...) -> None: ...
 
+class Attach(_message.Message):
+    __slots__ = ("channel", "backend", "key", "value")
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    channel: int
+    backend: str
+    key: str
+    value: bytes
+    def __init__(self, channel: _Optional[int] = ..., backend: _Optional[str] = ..., key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+
 class Ping(_message.Message):
     __slots__ = ("token",)
     TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -289,7 +305,7 @@ class BlockBatch(_message.Message):
     def __init__(self, session: _Optional[bytes] = ..., epoch: _Optional[bytes] = ..., block_seq: _Optional[bytes] = ..., base_len: _Optional[bytes] = ..., fingerprint: _Optional[bytes] = ..., branch_count: _Optional[bytes] = ..., k: _Optional[bytes] = ..., t_star: _Optional[bytes] = ..., score: _Optional[bytes] = ..., flags: _Optional[bytes] = ..., token_count: _Optional[bytes] = ..., tokens: _Optional[bytes] = ...) -> None: ...
 
 class Law(_message.Message):
-    __slots__ = ("session", "epoch", "fingerprint", "kind", "row_size", "ids", "probabilities")
+    __slots__ = ("session", "epoch", "fingerprint", "kind", "row_size", "ids", "probabilities", "channel", "transfer")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -297,6 +313,8 @@ class Law(_message.Message):
     ROW_SIZE_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
     PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_FIELD_NUMBER: _ClassVar[int]
     session: int
     epoch: int
     fingerprint: int
@@ -304,7 +322,21 @@ class Law(_message.Message):
     row_size: bytes
     ids: bytes
     probabilities: bytes
-    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., fingerprint: _Optional[int] = ..., kind: _Optional[_Union[Kind, str]] = ..., row_size: _Optional[bytes] = ..., ids: _Optional[bytes] = ..., probabilities: _Optional[bytes] = ...) -> None: ...
+    channel: int
+    transfer: int
+    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., fingerprint: _Optional[int] = ..., kind: _Optional[_Union[Kind, str]] = ..., row_size: _Optional[bytes] = ..., ids: _Optional[bytes] = ..., probabilities: _Optional[bytes] = ..., channel: _Optional[int] = ..., transfer: _Optional[int] = ...) -> None: ...
+
+class Attached(_message.Message):
+    __slots__ = ("channel", "key", "value", "refusal")
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    channel: int
+    key: str
+    value: bytes
+    refusal: str
+    def __init__(self, channel: _Optional[int] = ..., key: _Optional[str] = ..., value: _Optional[bytes] = ..., refusal: _Optional[str] = ...) -> None: ...
 
 class Nack(_message.Message):
     __slots__ = ("session", "epoch", "code", "have_len", "retry_after_ms", "detail")
