@@ -55,9 +55,9 @@ class LawPost:
             self._retire(stream)
             if any(one.alive for one in self._leaving):
                 return  # the target will try again; threads do not pile up
-            sender = self._senders[stream] = LawSender(
-                stream.peer, message.channel, self._settings.tensor, self._device, stream.send
-            )
+            numbers = message.channel, message.capacity
+            sender = LawSender(stream.peer, *numbers, self._settings.tensor, self._device, stream.send)
+            self._senders[stream] = sender
         if message.channel == sender.channel:
             sender.entry(message.key, message.value)
 

@@ -152,11 +152,13 @@ class Attach:
     """Rendezvous of a tensor channel, from the target's end: one entry of the store that both ends share.
 
     ``channel``: number of the attempt on this stream, from 1; a newer one replaces the older. ``backend``: of the
-    target. ``value``: what the backend wrote, opaque to us.
+    target. ``capacity``: most entries of a transfer (``link.tensor.rows``). ``value``: what the backend wrote, opaque
+    to us.
     """
 
     channel: int
     backend: str
+    capacity: int
     key: str
     value: bytes
 

@@ -214,6 +214,7 @@ def encode_attach(message: Attach, frame: pb.ToDraft) -> None:
     attach = frame.attach
     attach.channel = message.channel
     attach.backend = message.backend
+    attach.capacity = message.capacity
     attach.key = message.key
     attach.value = message.value
 
@@ -224,6 +225,7 @@ def decode_attach(attach: pb.Attach, limits: Limits) -> Attach:
     return Attach(
         attach.channel,
         check_text(attach.backend, "backend", limits.text),
+        attach.capacity,
         check_text(attach.key, "key", limits.text),
         col.check_bytes(attach.value, "value", limits.store_value),
     )

@@ -84,8 +84,7 @@ class TargetEngine:
         links = DraftLinks(
             connectors if speculates else (),
             greeting(settings, tokenizer.hash, known, rng),
-            settings.link,
-            settings.breaker,
+            settings,
             self._inbox,
             self.metrics,
             rng,

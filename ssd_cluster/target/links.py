@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from ssd_cluster.config import BreakerSettings, LawTransport, LinkSettings, TargetSettings
+from ssd_cluster.config import LawTransport, TargetSettings
 from ssd_cluster.errors import ConfigError, LinkClosed, LinkError
 from ssd_cluster.link.handshake import first_difference
 from ssd_cluster.link.messages import Hello, Load, Message, StreamClosed, Welcome
@@ -79,8 +79,7 @@ class DraftLinks:
     Args:
         connectors: one per replica.
         hello: what this target says first; the draft must match it.
-        link: deadlines.
-        breaker: settings of every replica's breaker.
+        settings: of this target: deadlines, breakers.
         inbox: where the streams deliver.
         metrics: counters of this target.
         rng: jitter.
@@ -91,16 +90,15 @@ class DraftLinks:
         self,
         connectors: Sequence[Connector],
         hello: Hello,
-        link: LinkSettings,
-        breaker: BreakerSettings,
+        settings: TargetSettings,
         inbox: Inbox,
         metrics: TargetMetrics,
         rng: random.Random,
         inlet: LawInlet | None = None,
     ) -> None:
-        self.replicas = [DraftReplica(f"draft-{i}", c, breaker, rng) for i, c in enumerate(connectors)]
+        self.replicas = [DraftReplica(f"draft-{i}", c, settings.breaker, rng) for i, c in enumerate(connectors)]
         self._hello = hello
-        self._settings = link
+        self._settings = settings.link
         self._inbox = inbox
         self._inlet = inlet
         self._metrics = metrics

@@ -101,7 +101,7 @@ to_draft: st.SearchStrategy[msg.ToDraft] = st.one_of(
     st.builds(msg.CommitBatch, rows_of(commit_rows())),
     st.builds(msg.Pull, u64, u32, u32, u8, u32),
     st.builds(msg.Close, column(u64, 10)),
-    st.builds(msg.Attach, st.integers(1, 2**32 - 1), text, text, st.binary(max_size=64)),
+    st.builds(msg.Attach, st.integers(1, 2**32 - 1), text, u32, text, st.binary(max_size=64)),
     st.builds(msg.Ping, u64),
 )
 to_target: st.SearchStrategy[msg.ToTarget] = st.one_of(

@@ -112,7 +112,7 @@ TO_DRAFT: tuple[Message, ...] = (
     CommitBatch((commit_row(), commit_row(1, next=Next.WAIT, proposal=(), origin=None, deadline_us=9, finish=True))),
     Pull(SESSION, 1, 23, 5, 2_000),
     Close((SESSION, 1)),
-    Attach(1, "gloo", "0/0", b"\x00\x01"),
+    Attach(1, "gloo", 1000, "0/0", b"\x00\x01"),
     Ping(77),
 )
 TO_TARGET: tuple[Message, ...] = (

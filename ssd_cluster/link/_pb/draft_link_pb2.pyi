@@ -243,16 +243,18 @@ class Close(_message.Message):
     def __init__(self, sessions: _Optional[bytes] = ...) -> None: ...
 
 class Attach(_message.Message):
-    __slots__ = ("channel", "backend", "key", "value")
+    __slots__ = ("channel", "backend", "key", "value", "capacity")
     CHANNEL_FIELD_NUMBER: _ClassVar[int]
     BACKEND_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
     channel: int
     backend: str
     key: str
     value: bytes
-    def __init__(self, channel: _Optional[int] = ..., backend: _Optional[str] = ..., key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+    capacity: int
+    def __init__(self, channel: _Optional[int] = ..., backend: _Optional[str] = ..., key: _Optional[str] = ..., value: _Optional[bytes] = ..., capacity: _Optional[int] = ...) -> None: ...
 
 class Ping(_message.Message):
     __slots__ = ("token",)

@@ -6,8 +6,10 @@ process belongs to its model.
 
 from __future__ import annotations
 
+import sys
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -42,11 +44,14 @@ class Pair(ABC):
         """
 
     @abstractmethod
-    def receive(self, tensor: Tensor, number: int, timeout_s: float) -> None:
-        """Fill a contiguous tensor with transfer ``number``; returns when it is complete.
+    def receive(self, buffer: Tensor, size: int, number: int, timeout_s: float) -> None:
+        """Fill the first ``size`` entries of a contiguous tensor with transfer ``number``; returns when it has ended.
+
+        The whole buffer must be free: a transfer may be shorter or longer than was announced, but never longer than
+        the buffer, for then gloo ends the process.
 
         Raises:
-            LinkError: the other end is gone, or sent nothing of this size within ``timeout_s``.
+            LinkError: the other end is gone, or sent nothing within ``timeout_s``.
         """
 
     @abstractmethod
@@ -71,8 +76,8 @@ class GlooPair(Pair):
     def send(self, tensor: Tensor, number: int, timeout_s: float) -> None:
         self._wait(self._open().send([tensor], self._other, number), timeout_s)
 
-    def receive(self, tensor: Tensor, number: int, timeout_s: float) -> None:
-        self._wait(self._open().recv([tensor], self._other, number), timeout_s)
+    def receive(self, buffer: Tensor, size: int, number: int, timeout_s: float) -> None:
+        self._wait(self._open().recv([buffer], self._other, number), timeout_s)
 
     def close(self) -> None:
         self._group = None
@@ -105,8 +110,8 @@ class NcclPair(Pair):
     def send(self, tensor: Tensor, number: int, timeout_s: float) -> None:
         self._wait(lambda group: group.send([tensor], self._other, number), timeout_s)
 
-    def receive(self, tensor: Tensor, number: int, timeout_s: float) -> None:
-        self._wait(lambda group: group.recv([tensor], self._other, number), timeout_s)
+    def receive(self, buffer: Tensor, size: int, number: int, timeout_s: float) -> None:
+        self._wait(lambda group: group.recv([buffer[:size]], self._other, number), timeout_s)
 
     def close(self) -> None:
         group, self._group = self._group, None
@@ -144,6 +149,32 @@ def available(backend: TensorBackend, device: torch.device) -> str | None:
     return None if device.type == "cuda" else f"NCCL moves CUDA tensors, and the model runs on {device.type}"
 
 
+def new_store(backend: TensorBackend, tell: Callable[[str, bytes], None], timeout_s: float) -> LinkStore:
+    """The store of one rendezvous; arguments as for :class:`LinkStore`."""
+    return LinkStore(tell, timeout_s, _alike if backend is TensorBackend.GLOO else lambda ours, theirs: bool(theirs))
+
+
+def _alike(ours: bytes, theirs: bytes) -> bool:
+    """gloo reads an entry without looking where it ends; one that is not built as ours could end the process."""
+    layout = _gloo_layout(ours)
+    return layout is None or layout == _gloo_layout(theirs)
+
+
+def _gloo_layout(entry: bytes) -> tuple[int, bytes, int] | None:
+    """Length of the address, its family, and number of pairs in a gloo entry; None: it is built in another way.
+
+    An entry is the length of the host's name, the name, the length of the address, the address, and the pairs' numbers;
+    all numbers have 64 bits.
+    """
+    after_name = 8 + int.from_bytes(entry[:8], sys.byteorder)
+    address = after_name + 8
+    length = int.from_bytes(entry[after_name:address], sys.byteorder)
+    pairs, rest = divmod(len(entry) - address - length, 8)
+    if len(entry) < address or pairs < 1 or rest:
+        return None
+    return length, entry[address : address + 2], pairs
+
+
 def open_pair(settings: TensorSettings, store: LinkStore, rank: int, device: torch.device) -> Pair:
     """Meet the other end; blocks until both are there.
 
@@ -160,7 +191,7 @@ def open_pair(settings: TensorSettings, store: LinkStore, rank: int, device: tor
         if settings.backend is TensorBackend.NCCL:
             return NcclPair(settings, store, rank, device)
         return GlooPair(settings, store, rank)
-    except (RuntimeError, ValueError) as error:  # what the other end says is parsed in C++, which throws both
+    except Exception as error:  # what the other end says is parsed in C++, which throws many things
         raise LinkError(f"no tensor channel: {_first_line(error)}") from None
 
 

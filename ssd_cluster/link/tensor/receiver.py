@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from ssd_cluster.config import TensorSettings
-from ssd_cluster.errors import InvalidFrame, LinkClosed, LinkError
+from ssd_cluster.errors import LinkClosed, LinkError
 from ssd_cluster.link.messages import Attach, Attached, Law, Message
-from ssd_cluster.link.tensor.pairs import TARGET_RANK, Pair, open_pair
-from ssd_cluster.link.tensor.rows import LawShape, entries_of, read
+from ssd_cluster.link.tensor.pairs import TARGET_RANK, Pair, new_store, open_pair
+from ssd_cluster.link.tensor.rows import LawShape, break_seal, entries_of, read
 from ssd_cluster.link.tensor.store import LinkStore
 
 log = logging.getLogger(__name__)
@@ -133,9 +133,9 @@ class LawReceiver:
         with self._lock:
             self._channel += 1
             channel = self._channel
-            store = self._store = LinkStore(
-                lambda key, value: self._tell(channel, key, value), self._settings.timeout_s
-            )
+            settings = self._settings
+            store = new_store(settings.backend, lambda key, value: self._tell(channel, key, value), settings.timeout_s)
+            self._store = store
             self._expected = SimpleQueue()
             if self._closing.is_set():  # close() may have looked before this store was there
                 store.close()
@@ -148,19 +148,17 @@ class LawReceiver:
 
     def _tell(self, channel: int, key: str, value: bytes) -> None:
         with suppress(LinkClosed):  # its end comes to the inbox
-            self._send(Attach(channel, self._settings.backend.value, key, value))
+            self._send(Attach(channel, self._settings.backend.value, self._shape.entries, key, value))
 
     def _receive(self, pair: Pair) -> None:
         if self._buffer is None:
             self._buffer = torch.empty(self._shape.entries, dtype=torch.int32, device=pair.device)
         while (law := self._expected.get()) is not None and not self._closing.is_set():
-            try:
-                self._shape.check(law)
-            except InvalidFrame as error:
-                raise LinkError(error.message) from None
-            buffer = self._buffer[: entries_of(law.kind, len(law.row_size), law.row_size[0])]
-            pair.receive(buffer, law.transfer, self._settings.timeout_s)
-            self._arrived(law, *read(law, buffer))
+            self._shape.check(law)
+            size = entries_of(law.kind, len(law.row_size), law.row_size[0])
+            break_seal(self._buffer[:size])
+            pair.receive(self._buffer, size, law.transfer, self._settings.timeout_s)
+            self._arrived(law, *read(law, self._buffer[:size]))
 
     def _say(self, reason: str) -> None:
         """Log the first failure and what changes; not each attempt of a draft that is away."""

@@ -1,7 +1,8 @@
 """A law as tensors, and its layout in the one flat buffer that is sent.
 
 The buffer is int32 ``[entries]``: for a sparse law the ids of all rows, then the bits of their float32 probabilities;
-for a dense law the bits alone. All rows of a law have one width.
+for a dense law the bits alone; last a seal of two, which says that the transfer was whole and which one it was. All
+rows of a law have one width.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from ssd_cluster.errors import InvalidFrame
 from ssd_cluster.link.laws import pack_law
 from ssd_cluster.link.messages import Law
 from ssd_cluster.types import ProposalKind
+
+SEAL = 2
+_POSITIVE = 0x7FFF_FFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +68,16 @@ class LawRows:
         ids = [row.cpu().numpy() for row in self.ids]
         return pack_law(self.session, self.epoch, self.fingerprint, self.kind, rows, ids)
 
-    def write(self, buffer: Tensor) -> None:
-        """Fill a buffer of ``entries_of`` this law."""
+    @property
+    def entries(self) -> int:
+        """Length of the buffer that takes this law."""
+        return entries_of(self.kind, len(self.probabilities), self.width)
+
+    def write(self, buffer: Tensor, transfer: int) -> None:
+        """Fill a buffer of ``entries`` of this law."""
         n, width = len(self.probabilities), self.width
+        buffer, seal = buffer[:-SEAL], buffer[-SEAL:]
+        seal.copy_(seal_of(transfer, self.fingerprint))
         if self.ids:
             for target, row in zip(buffer[: n * width].view(n, width), self.ids, strict=True):
                 target.copy_(row)
@@ -85,7 +96,12 @@ class LawRows:
 
 def entries_of(kind: ProposalKind, rows: int, width: int) -> int:
     """Length of the buffer of a law."""
-    return rows * width * (2 if kind is ProposalKind.SPARSE else 1)
+    return rows * width * (2 if kind is ProposalKind.SPARSE else 1) + SEAL
+
+
+def seal_of(transfer: int, fingerprint: int) -> Tensor:
+    """What stands behind the entries; int32 ``[2]``, never all -1."""
+    return torch.tensor([transfer & _POSITIVE, fingerprint], dtype=torch.int64).to(torch.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +130,20 @@ class LawShape:
             raise InvalidFrame("rows of a law on a tensor channel are empty, too long, or of several lengths")
 
 
+def break_seal(buffer: Tensor) -> None:
+    """Before a transfer into it: what an earlier one left must not pass for this one."""
+    buffer[-SEAL:] = -1
+
+
 def read(law: Law, buffer: Tensor) -> tuple[Tensor | None, Tensor]:
-    """Ids (int32, None: dense) and probabilities (float32) of a received law, ``[n, width]`` views of its buffer."""
+    """Ids (int32, None: dense) and probabilities (float32) of a received law, ``[n, width]`` views of its buffer.
+
+    Raises:
+        InvalidFrame: what came is not what was announced: another transfer, or one of another length.
+    """
     n, width = len(law.row_size), law.row_size[0]
+    if not torch.equal(buffer[-SEAL:].cpu(), seal_of(law.transfer, law.fingerprint)):
+        raise InvalidFrame("a transfer was not what had been announced")
+    buffer = buffer[:-SEAL]
     ids = buffer[: n * width].view(n, width) if law.kind is ProposalKind.SPARSE else None
     return ids, buffer[-n * width :].view(torch.float32).view(n, width)

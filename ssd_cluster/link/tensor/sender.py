@@ -14,9 +14,8 @@ from torch import Tensor
 from ssd_cluster.config import TensorSettings
 from ssd_cluster.errors import LinkClosed, LinkError
 from ssd_cluster.link.messages import Attached, Message
-from ssd_cluster.link.tensor.pairs import DRAFT_RANK, Pair, open_pair
-from ssd_cluster.link.tensor.rows import LawRows, entries_of
-from ssd_cluster.link.tensor.store import LinkStore
+from ssd_cluster.link.tensor.pairs import DRAFT_RANK, Pair, new_store, open_pair
+from ssd_cluster.link.tensor.rows import LawRows
 
 log = logging.getLogger(__name__)
 
@@ -29,20 +28,28 @@ class LawSender:
     Args:
         peer: of the stream, for the log.
         channel: number of the target's attempt.
+        capacity: most entries of a transfer.
         settings: backend, address, deadlines.
         device: of the model.
         send: sends a message on the stream.
     """
 
     def __init__(
-        self, peer: str, channel: int, settings: TensorSettings, device: torch.device, send: Callable[[Message], None]
+        self,
+        peer: str,
+        channel: int,
+        capacity: int,
+        settings: TensorSettings,
+        device: torch.device,
+        send: Callable[[Message], None],
     ) -> None:
         self.channel = channel
         self._peer = peer
+        self._capacity = capacity
         self._settings = settings
         self._device = device
         self._send = send
-        self._store = LinkStore(self._tell, settings.timeout_s)
+        self._store = new_store(settings.backend, self._tell, settings.timeout_s)
         self._changed = threading.Condition()
         self._queue: deque[tuple[int, LawRows]] = deque()
         self._ready = False
@@ -70,7 +77,8 @@ class LawSender:
             LinkClosed: the stream has ended.
         """
         with self._changed:
-            if not self._ready or not law.even or len(self._queue) >= _MOST_QUEUED:
+            fits = law.even and law.entries <= self._capacity
+            if not fits or not self._ready or len(self._queue) >= _MOST_QUEUED:
                 return False
             number = self._transfers
             self._send(law.announcement(self.channel, number))
@@ -107,7 +115,7 @@ class LawSender:
                 self._ready = not self._closing
             while (item := self._next()) is not None:
                 number, law = item
-                pair.send(self._filled(law, pair.device), number, self._settings.timeout_s)
+                pair.send(self._filled(law, number, pair.device), number, self._settings.timeout_s)
         except LinkError as error:
             if not self._closing:
                 log.warning("law_channel_broken peer=%s reason=%r (laws go over gRPC)", self._peer, error.message)
@@ -121,10 +129,10 @@ class LawSender:
             self._changed.wait_for(lambda: self._closing or self._queue)
             return None if self._closing else self._queue.popleft()
 
-    def _filled(self, law: LawRows, device: torch.device) -> Tensor:
+    def _filled(self, law: LawRows, number: int, device: torch.device) -> Tensor:
         """The law in the buffer that all transfers share; it grows to the largest of them."""
-        size = entries_of(law.kind, len(law.probabilities), law.width)
+        size = law.entries
         if self._buffer is None or len(self._buffer) < size:
             self._buffer = torch.empty(size, dtype=torch.int32, device=device)
-        law.write(self._buffer[:size])
+        law.write(self._buffer[:size], number)
         return self._buffer[:size]

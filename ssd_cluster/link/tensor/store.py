@@ -18,12 +18,17 @@ class LinkStore(Store):
 
     Args:
         tell: takes (key, value) to the other end; must not block.
+        alike: whether an entry of the other end is built as one of ours is, (ours, theirs).
         timeout_s: longest wait for an entry.
     """
 
-    def __init__(self, tell: Callable[[str, bytes], None], timeout_s: float) -> None:
+    def __init__(
+        self, tell: Callable[[str, bytes], None], timeout_s: float, alike: Callable[[bytes, bytes], bool]
+    ) -> None:
         super().__init__()
         self._tell = tell
+        self._alike = alike
+        self._ours: dict[str, bytes] = {}
         self._timeout_s = timeout_s
         self._entries: dict[str, bytes] = {}
         self._changed = threading.Condition()
@@ -46,12 +51,16 @@ class LinkStore(Store):
 
     def set(self, key: str, value: str | bytes) -> None:
         data = value.encode() if isinstance(value, str) else bytes(value)
+        self._ours[key] = data
         self.put(key, data)
         self._tell(key, data)
 
     def get(self, key: str) -> bytes:
         self._await([key], self._timeout_s)
-        return self._entries[key]
+        value = self._entries[key]
+        if key not in self._ours and not all(self._alike(ours, value) for ours in self._ours.values()):
+            raise RuntimeError("the other end sent no rendezvous of this backend")
+        return value
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         longest = self._timeout_s if timeout is None else min(self._timeout_s, timeout.total_seconds())
