@@ -212,10 +212,6 @@ class TargetSettings(Settings):
                 f"kind {self.speculation.kind.value!r} takes the draft's laws on trust: "
                 "set the same trust_domain on the target and its draft"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _tensors_carry_laws(self) -> TargetSettings:
         if self.link.laws is LawTransport.TENSOR and not self.uses_laws:
             raise ValueError("link.laws = 'tensor' carries draft laws: set kind sparse or dense, or remove it")
         return self
@@ -291,12 +287,6 @@ def set_ray_environment() -> None:
         RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S="0",
     )
     os.environ.pop("RAY_ADDRESS", None)
-
-
-def keep_nccl_from_ending_the_process() -> None:
-    """Before the first NCCL group: by default its watchdog ends a process whose peer is gone; we have deadlines."""
-    for name in ("ASYNC_ERROR_HANDLING", "ENABLE_MONITORING", "DUMP_ON_TIMEOUT"):
-        os.environ.setdefault(f"TORCH_NCCL_{name}", "0")
 
 
 def child_environment(threads: int) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from contextlib import suppress
 from enum import StrEnum
 from typing import Annotated
@@ -128,6 +129,12 @@ class TargetLimits(Settings):
     tokens: int | None = Field(default=None, ge=1)
     opens_per_s: float = Field(default=200.0, gt=0)
     opens_burst: int = Field(default=400, ge=1)
+
+
+def keep_nccl_from_ending_the_process() -> None:
+    """Before the first NCCL group: by default its watchdog ends a process whose peer is gone; we have deadlines."""
+    for name in ("ASYNC_ERROR_HANDLING", "ENABLE_MONITORING", "DUMP_ON_TIMEOUT"):
+        os.environ.setdefault(f"TORCH_NCCL_{name}", "0")
 
 
 def exposed(host: str, link: LinkSettings, key: str) -> str | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from ssd_kernels.verification import token_verify
 from torch import Tensor
 
 from ssd_cluster.errors import NumericalError
@@ -58,9 +59,15 @@ def coupled_sample(probs: Tensor, noise: NoiseRows) -> Tensor:
 
 
 def _sample_on_device(probs: Tensor, noise: Tensor) -> Tensor:
-    quotients = noise / probs
-    winners = quotients.argmin(dim=-1)  # the first of equal ones
-    if not bool(quotients.gather(1, winners.unsqueeze(1)).isfinite().all()):
+    """The race in one pass over both: a verification kernel without drafted tokens is just that.
+
+    ``ssd_kernels.coupled`` draws the noise as well; here it is there already, drawn off the hit path.
+    """
+    n_rows, vocabulary = probs.shape
+    nothing = probs.new_empty(n_rows, 0)
+    x, n = nothing.long(), torch.zeros(n_rows, dtype=torch.int64, device=probs.device)
+    _, winners = token_verify(probs.unsqueeze(1), probs.new_empty(n_rows, 0, vocabulary), x, n, nothing, noise)
+    if n_rows and int(winners.min()) < 0:
         raise NumericalError("a row has no token with positive probability")
     return winners
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 
 import torch
+from ssd_kernels.verification import block_verify
 from torch import Tensor
 
 from ssd_cluster.verify.batch import Outcome, VerifyBatch
@@ -138,4 +139,4 @@ def block(batch: VerifyBatch) -> list[Outcome]:
         NumericalError: a row leaves nothing to draw.
         ValueError: a sequence has no draws and a row that is not one-hot.
     """
-    return verify_chains(batch, block_chain, block_core)
+    return verify_chains(batch, block_chain, block_verify)

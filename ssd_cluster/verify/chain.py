@@ -173,16 +173,33 @@ Padded = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor
 """A rule on padded tensors: (P [B, g+1, V], Q [B, g, V], x [B, g], n [B], u [B, g], E [B, V]) -> (kept, next) [B]."""
 
 
-def verify_chains(batch: VerifyBatch, one: Callable[[Chain], Outcome], padded: Padded) -> list[Outcome]:
-    """Outcomes of a batch: on a CPU chain by chain, where nothing is copied, elsewhere in one padded call."""
+def verify_chains(batch: VerifyBatch, one: Callable[[Chain], Outcome], kernel: Padded) -> list[Outcome]:
+    """Outcomes of a batch: on a CPU chain by chain, where nothing is copied, elsewhere in one call of a kernel.
+
+    Raises:
+        NumericalError: a row leaves nothing to draw.
+    """
     listed = list(chains(batch))
-    if batch.probs.device.type == "cpu" or not listed:
+    if not listed or chain_by_chain(batch.probs.device):
         return [one(chain) for chain in listed]
-    kept, following = padded(*pad(listed))
-    return [
-        Outcome(k, t, law_refused=chain.refused)
-        for chain, k, t in zip(listed, kept.tolist(), following.tolist(), strict=True)
-    ]
+    return verify_padded(listed, kernel)
+
+
+def chain_by_chain(device: torch.device) -> bool:
+    """Whether sequences are better verified one after the other than in one padded batch."""
+    return device.type == "cpu"
+
+
+def verify_padded(listed: list[Chain], kernel: Padded) -> list[Outcome]:
+    """Outcomes of at least one chain by a kernel of ``ssd_kernels.verification``.
+
+    Raises:
+        NumericalError: a row leaves nothing to draw; the kernel says so with a next token of -1.
+    """
+    kept, following = torch.stack(kernel(*pad(listed))).tolist()
+    if min(following) < 0:
+        raise NumericalError("a row has no token with positive probability")
+    return [Outcome(k, t, law_refused=chain.refused) for chain, k, t in zip(listed, kept, following, strict=True)]
 
 
 def pad(listed: list[Chain]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -7,6 +7,7 @@ a whole chain draw from P_n.
 from __future__ import annotations
 
 import torch
+from ssd_kernels.verification import token_verify
 from torch import Tensor
 
 from ssd_cluster.verify.batch import Outcome, VerifyBatch
@@ -70,4 +71,4 @@ def token(batch: VerifyBatch) -> list[Outcome]:
         NumericalError: a row leaves nothing to draw.
         ValueError: a sequence has no draws and a row that is not one-hot.
     """
-    return verify_chains(batch, tokenwise_chain, tokenwise)
+    return verify_chains(batch, tokenwise_chain, token_verify)

@@ -82,12 +82,12 @@ class DraftInbox(Inbox):
 class Watch(LawInlet):
     """An inlet that remembers announcements and failures."""
 
-    def __init__(self, inner: Inbox, shape: LawShape, settings: LinkSettings, read: Any = copies) -> None:
+    def __init__(self, inner: Inbox, shape: LawShape, settings: LinkSettings, device: torch.device = CPU) -> None:
         self.failures: list[str] = []
         self.failed = threading.Event()
         self.announced = threading.Event()
         self.announcements: list[Law] = []
-        super().__init__(inner, settings.tensor, shape, CPU, read, self._note)
+        super().__init__(inner, settings.tensor, shape, device, copies, self._note)
 
     def _note(self, reason: str) -> None:
         self.failures.append(reason)
@@ -104,13 +104,20 @@ class Ends:
     """Target's and draft's end in this process; ``draft`` of None: the test plays the draft itself."""
 
     def __init__(
-        self, kind: ProposalKind, rows: int, width: int, *, draft: LinkSettings | None, codec: bool = True
+        self,
+        kind: ProposalKind,
+        rows: int,
+        width: int,
+        *,
+        draft: LinkSettings | None,
+        target: LinkSettings | None = None,
+        devices: tuple[str, str] = ("cpu", "cpu"),
     ) -> None:
         self.inbox, self.draft_inbox = Inbox(), DraftInbox()
-        self.inlet = Watch(self.inbox, LawShape(kind, rows, width), link_settings())
-        self.target, self.draft = pair(self.inlet, self.draft_inbox, codec=codec)
+        self.inlet = Watch(self.inbox, LawShape(kind, rows, width), target or link_settings(), torch.device(devices[0]))
+        self.target, self.draft = pair(self.inlet, self.draft_inbox, codec=True)
         if draft is not None:
-            self.draft_inbox.post = LawPost(draft, CPU)
+            self.draft_inbox.post = LawPost(draft, torch.device(devices[1]))
 
     @property
     def post(self) -> LawPost:

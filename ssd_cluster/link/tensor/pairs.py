@@ -17,7 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ssd_cluster.config import TensorBackend, TensorSettings, keep_nccl_from_ending_the_process
+from ssd_cluster.config import TensorBackend, TensorSettings
+from ssd_cluster.config_link import keep_nccl_from_ending_the_process
 from ssd_cluster.errors import LinkError
 from ssd_cluster.link.tensor.store import LinkStore
 
