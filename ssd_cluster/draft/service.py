@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 
 from ssd_cluster.draft.builds import ChainBuild, TreeBuild
+from ssd_cluster.draft.leases import LeaseBook
 from ssd_cluster.draft.load import count_traffic
 from ssd_cluster.draft.outcomes import OutcomeObserver
 from ssd_cluster.draft.quotas import OverQuota, Quotas
@@ -45,6 +46,7 @@ class DraftService:
         quotas: of each target.
         metrics: counters.
         frame_bytes: most bytes of a frame.
+        leases: a session is only opened under a lease; None: any target may open sessions.
 
     Attributes:
         draining: new sessions are sent elsewhere.
@@ -61,7 +63,9 @@ class DraftService:
         quotas: Quotas,
         metrics: DraftMetrics,
         frame_bytes: int,
+        leases: LeaseBook | None = None,
     ) -> None:
+        self._leases = leases
         self.draining = False
         self.renewed: dict[Session, None] = {}
         self.pulled: dict[Session, None] = {}
@@ -108,6 +112,8 @@ class DraftService:
             return
         log.info("target stream ended target=%s reason=%s sessions=%d", peer.target_id, reason, len(peer.sessions))
         count_traffic(peer, self._metrics)
+        if self._leases is not None:
+            self._leases.end(list(peer.sessions), "the stream of the target has ended")
         self._table.clear(peer)
 
     def _hello(self, peer: Peer, hello: Hello) -> None:
@@ -153,6 +159,8 @@ class DraftService:
         """Code, detail and seconds to wait."""
         if self.draining:
             return NackCode.DRAINING, "this draft is draining", 0.0
+        if self._leases is not None and not self._leases.use(message.session):
+            return NackCode.BUSY, "no lease is held for this session", 0.0
         over = self._quotas.opening(peer.target_id, now)
         if over is None and peer.refusal is not None:
             return NackCode.MISMATCH, peer.refusal, 0.0

@@ -68,11 +68,51 @@ def unprotected(http: HttpAccess, host: str) -> str | None:
     )
 
 
+class AutoscalingSettings(Settings):
+    """When the pool of drafts grows and shrinks, between ``min_replicas`` (0 is allowed) and ``max_replicas``.
+
+    ``target_utilisation``: share of the row and session credits that should be in use. ``late_share``: one replica more
+    while a larger share of rounds than this gets no block in time. The delays are how long more or fewer replicas must
+    have been wanted; ``look_back_s``: over what time load is averaged.
+    """
+
+    min_replicas: int = Field(default=1, ge=0)
+    max_replicas: int = Field(ge=1)
+    target_utilisation: float = Field(default=0.7, gt=0, le=1)
+    late_share: float = Field(default=0.3, gt=0, le=1)
+    upscale_delay_s: float = Field(default=1.0, ge=0)
+    downscale_delay_s: float = Field(default=30.0, ge=0)
+    look_back_s: float = Field(default=2.0, gt=0)
+
+    @model_validator(mode="after")
+    def _bounds_in_order(self) -> AutoscalingSettings:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(f"min_replicas ({self.min_replicas}) must not exceed max_replicas ({self.max_replicas})")
+        return self
+
+
+class DraftAppArgs(DraftSettings):
+    """A draft application.
+
+    ``session_credit`` is also how many leases Serve admits per replica. ``autoscaling``: None keeps the number of
+    replicas that ``deployments`` says. ``graceful_shutdown_timeout_s``: how long a replica that is to go waits until
+    its sessions have moved to other replicas.
+    """
+
+    autoscaling: AutoscalingSettings | None = None
+    graceful_shutdown_timeout_s: float = Field(default=60.0, ge=0)
+
+    @property
+    def engine_settings(self) -> DraftSettings:
+        """The part that the engine knows."""
+        return DraftSettings.model_validate({name: getattr(self, name) for name in DraftSettings.model_fields})
+
+
 class AppArgs(Settings):
     """Arguments of ``ssd_cluster.serve.app:build``: exactly one of ``target`` and ``draft``."""
 
     target: TargetAppArgs | None = None
-    draft: DraftSettings | None = None
+    draft: DraftAppArgs | None = None
 
     @model_validator(mode="after")
     def _exactly_one(self) -> AppArgs:

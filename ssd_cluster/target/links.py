@@ -10,7 +10,7 @@ import logging
 import random
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ssd_cluster.config import BreakerSettings, LinkSettings, TargetSettings
 from ssd_cluster.errors import LinkClosed, LinkError
@@ -22,6 +22,12 @@ from ssd_cluster.target.replica import Connector, DraftReplica, ReplicaState
 from ssd_cluster.types import ProposalKind
 
 logger = logging.getLogger(__name__)
+
+Dialer = Callable[[str, Inbox], Stream]
+"""Opens a stream to a draft at host:port, or raises ``LinkError``; blocks at most for its own deadline."""
+
+_IDLE_LINK_S = 30.0
+_DEAD_LINK_S = 5.0
 
 
 def greeting(settings: TargetSettings, tokenizer_hash: str, vocabulary: int, rng: random.Random) -> Hello:
@@ -38,10 +44,10 @@ def greeting(settings: TargetSettings, tokenizer_hash: str, vocabulary: int, rng
 
 
 class DraftLinks:
-    """All draft replicas of one target.
+    """All draft replicas of one target: the given ones for good, and those that leases lead to while they do.
 
     Args:
-        connectors: one per replica.
+        connectors: one per given replica.
         hello: what this target says first; the draft must match it.
         link: deadlines.
         breaker: settings of every replica's breaker.
@@ -61,6 +67,8 @@ class DraftLinks:
         rng: random.Random,
     ) -> None:
         self.replicas = [DraftReplica(f"draft-{i}", c, breaker, rng) for i, c in enumerate(connectors)]
+        self._breaker = breaker
+        self._rng = rng
         self._hello = hello
         self._settings = link
         self._inbox = inbox
@@ -69,14 +77,32 @@ class DraftLinks:
         self._by_stream: dict[int, DraftReplica] = {}
         self._closed = False
 
+    def lease(self, name: str, endpoint: str, incarnation: int, dial: Dialer) -> DraftReplica:
+        """One more lease leads to this replica; it is linked unless that has been done."""
+        for replica in self.replicas:
+            if replica.incarnation == incarnation:
+                break
+        else:
+            replica = DraftReplica(name, lambda inbox: dial(endpoint, inbox), self._breaker, self._rng, incarnation)
+            self.replicas = [*self.replicas, replica]  # other threads may be reading the old list
+        replica.leases = (replica.leases or 0) + 1
+        return replica
+
+    def unlease(self, replica: DraftReplica, now: float) -> None:
+        """One lease less leads to this replica; without any its link is kept for a while."""
+        replica.leases = (replica.leases or 0) - 1
+        replica.unleased_at = now
+
     def tick(self, now: float) -> None:
         """Do what is due: attempts, giving up on a peer that does not say Welcome, byte counters."""
         while self._attempts:
             self._attempted(*self._attempts.popleft(), now)
         for replica in self.replicas:
             state = replica.state
-            if state in (ReplicaState.DOWN, ReplicaState.REFUSED):
-                if now >= replica.deadline:
+            if not replica.wanted and now >= replica.unleased_at + _keep_s(state):
+                self._forget(replica)
+            elif state in (ReplicaState.DOWN, ReplicaState.REFUSED):
+                if replica.wanted and now >= replica.deadline:
                     self._connect(replica, now)
             elif state is ReplicaState.GREETING:
                 if now >= replica.deadline:
@@ -117,8 +143,11 @@ class DraftLinks:
         """Give a stream up: its sessions fall back, its breaker opens, the connection is tried again later."""
         if replica.stream is None:
             return
-        logger.warning("draft_lost replica=%s sessions=%d reason=%r", replica.name, len(replica.sessions), reason)
-        self._metrics.draft_failures.labels("stream").inc()
+        if replica.wanted or replica.sessions:
+            logger.warning("draft_lost replica=%s sessions=%d reason=%r", replica.name, len(replica.sessions), reason)
+            self._metrics.draft_failures.labels("stream").inc()
+        else:
+            logger.info("draft_gone replica=%s reason=%r", replica.name, reason)
         self._drop_stream(replica, reason)
         replica.breaker.trip(now)
         replica.failed(now)
@@ -133,6 +162,10 @@ class DraftLinks:
             outcome = self._attempts.popleft()[1]
             if isinstance(outcome, Stream):
                 outcome.close("target stopped")
+
+    def _forget(self, replica: DraftReplica) -> None:
+        self.replicas = [other for other in self.replicas if other is not replica]
+        self._drop_stream(replica, "not used any more")
 
     def _connect(self, replica: DraftReplica, now: float) -> None:
         replica.state = ReplicaState.CONNECTING
@@ -154,6 +187,9 @@ class DraftLinks:
         self._inbox.wake()
 
     def _attempted(self, replica: DraftReplica, outcome: Stream | Exception, now: float) -> None:
+        if isinstance(outcome, Stream) and replica not in self.replicas:
+            outcome.close("not used any more")
+            return
         if isinstance(outcome, Exception):
             if replica.failures == 0:
                 logger.warning("draft_unreachable replica=%s error=%r", replica.name, str(outcome))
@@ -175,6 +211,9 @@ class DraftLinks:
             self._drop_stream(replica, f"pair mismatch: {difference}")
             replica.failed(now)
             replica.state = ReplicaState.REFUSED
+            return
+        if replica.incarnation not in (None, welcome.incarnation):
+            self.lost(replica, "another draft answers there", now)
             return
         before = replica.welcome
         if replica.state is ReplicaState.READY and before is not None and before.incarnation != welcome.incarnation:
@@ -210,3 +249,8 @@ class DraftLinks:
     @staticmethod
     def _peer(replica: DraftReplica) -> str:
         return replica.stream.peer if replica.stream is not None else "?"
+
+
+def _keep_s(state: ReplicaState) -> float:
+    """How long a replica is remembered that no lease leads to."""
+    return _IDLE_LINK_S if state is ReplicaState.READY else _DEAD_LINK_S
