@@ -280,6 +280,8 @@ def set_ray_environment() -> None:
         RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0",  # despite its name: 0 makes the node's address 127.0.0.1 on any system
         RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
         RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S="0",
+        RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S="0.5",  # the pool of drafts grows in seconds
+        RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S="0.5",
     )
     os.environ.pop("RAY_ADDRESS", None)
 
