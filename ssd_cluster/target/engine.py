@@ -153,9 +153,9 @@ class TargetEngine:
 
     def healthy(self) -> bool:
         """True while the engine can serve: not failed or stopped, and in progress if there is work."""
-        if self._failure is not None or self._stop.is_set() or not (self._thread is None or self._thread.is_alive()):
-            return False
-        return not self._live or self._clock() - self._progress_at < self.settings.stall_s
+        ended = self._stop.is_set() or not (self._thread is None or self._thread.is_alive())
+        failed = (self._failure or self._runner.failure) is not None
+        return not (ended or failed) and (not self._live or self._clock() - self._progress_at < self.settings.stall_s)
 
     def wait_for_draft(self, timeout_s: float) -> bool:
         """Wait until a draft replica is ready; True at once where none is used. For the running engine."""
