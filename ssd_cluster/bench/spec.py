@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 
+from pydantic import model_validator
+
 from ssd_cluster.config import (
     DraftSettings,
     DType,
@@ -15,6 +17,7 @@ from ssd_cluster.config import (
     Settings,
     SpeculationSettings,
     TargetSettings,
+    distrust,
 )
 from ssd_cluster.errors import ConfigError
 from ssd_cluster.types import Mode
@@ -33,6 +36,13 @@ class EngineSpec(Settings):
     target: TargetSettings
     draft: DraftSettings | None = None
     link: LinkBackend = LinkBackend.INPROCESS
+
+    @model_validator(mode="after")
+    def _laws_come_from_a_trusted_draft(self) -> EngineSpec:
+        reason = distrust(self.target, self.draft) if self.draft is not None else None
+        if reason is not None:
+            raise ValueError(reason)
+        return self
 
     @property
     def mode(self) -> Mode:

@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
-from ssd_cluster.config import DraftSettings, HttpAccess, HttpSettings, Settings, TargetSettings
+from ssd_cluster.config import DraftSettings, HttpAccess, HttpSettings, Settings, TargetSettings, distrust
 from ssd_cluster.config_link import guarded, is_loopback
 from ssd_cluster.types import Mode
 
@@ -42,6 +42,13 @@ class TargetAppArgs(TargetSettings):
             raise ValueError("mode sd needs in_process_draft and no draft_application")
         if self.mode is Mode.SSD and remote == local:
             raise ValueError("mode ssd needs either draft_application or in_process_draft")
+        return self
+
+    @model_validator(mode="after")
+    def _laws_come_from_a_trusted_draft(self) -> TargetAppArgs:
+        reason = distrust(self, self.in_process_draft) if self.in_process_draft is not None else None
+        if reason is not None:
+            raise ValueError(reason)
         return self
 
     @model_validator(mode="after")
@@ -173,7 +180,7 @@ class ServeFile(Settings):
         _require_unique("route_prefix", [app.route_prefix for app in self.targets])
         if not self.targets:
             raise ValueError("applications: none of them is a target")
-        drafts = {app.name for app in self.applications if app.args.draft is not None}
+        drafts = {app.name: app.args.draft for app in self.applications if app.args.draft is not None}
         for app in self.targets:
             reason = unprotected(app.args.target.http, self.http_options.host) if app.args.target else None
             if reason is not None:
@@ -183,6 +190,9 @@ class ServeFile(Settings):
                 raise ValueError(
                     f"applications: {app.name} uses draft_application {wanted!r}, which is not in this file"
                 )
+            reason = distrust(app.args.target, drafts[wanted]) if app.args.target and wanted else None
+            if reason is not None:
+                raise ValueError(f"applications: {app.name}: {reason}")
         return self
 
     @property
