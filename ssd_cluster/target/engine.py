@@ -211,12 +211,14 @@ class TargetEngine:
                 self._inbox.wait(_IDLE_S)
 
     def _take_commands(self) -> None:
+        # Aborts are collected first: each follows its submission, which the loop after it then cannot miss.
+        aborted = [self._aborted.popleft() for _ in range(len(self._aborted))]
         while self._submitted:
             live = self._submitted.popleft()
             for choice in live.choices:
                 self._scheduler.add(choice)
-        while self._aborted:
-            live_or_none = self._live.get(self._aborted.popleft())
+        for request_id in aborted:
+            live_or_none = self._live.get(request_id)
             if live_or_none is not None:
                 self._abort(live_or_none)
 
