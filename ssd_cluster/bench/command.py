@@ -48,6 +48,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--miss-policy", choices=[policy.value for policy in MissPolicy], default=_DEFAULTS.miss_policy.value)
     add("--wait-ms", type=milliseconds, default=_DEFAULTS.wait_ms, help="longest wait for the draft after a miss")
     add("--trace", type=Path, default=None, metavar="FILE", help="record every round; of out.trace: out-MODE.trace")
+    add(
+        "--tensor-parallel",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="ranks of the target, a process each (default 1)",
+    )
     add("--target-cores", type=cores, default=None, help="CPU cores of the target, e.g. 0,1 (default: the first)")
     add("--draft-cores", type=cores, default=None, help="CPU cores of the draft in mode ssd (default: the second)")
 
@@ -94,6 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
         target_cores=arguments.target_cores,
         draft_cores=arguments.draft_cores,
         max_batch=max(batches),
+        tensor_parallel=arguments.tensor_parallel,
     )
     engines = start_engines(
         [traced(engine_spec(mode, options), _trace_of(arguments.trace, mode)) for mode in modes], progress

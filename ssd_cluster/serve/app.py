@@ -30,6 +30,7 @@ from ssd_cluster.serve.lessor import ServeLessor
 from ssd_cluster.serve.loopback import keep_on_loopback
 from ssd_cluster.serve.metrics_mirror import MirrorThread, RegistryMirror
 from ssd_cluster.serve.policy import KEEP
+from ssd_cluster.serve.ranks import launcher_of, rank_options
 from ssd_cluster.serve.target_service import TargetService
 from ssd_cluster.serve.view import cluster_view
 
@@ -72,7 +73,7 @@ class Target:
         lessor = None
         if args.draft_application is not None:
             lessor = ServeLessor(args.draft_application, args.draft_deployment)
-        self._service = await asyncio.to_thread(TargetService, args, replica, lessor)
+        self._service = await asyncio.to_thread(TargetService, args, replica, lessor, launcher_of(args.model))
         self._mirror = MirrorThread(RegistryMirror(self._service.metrics.registry, serve.metrics))
 
     def __serve_build_asgi_app__(self) -> FastAPI:
@@ -153,7 +154,7 @@ def _target_deployment(args: TargetAppArgs) -> Any:
         max_queued_requests=limit,
         backpressure_config={"status_code": 429, "retry_after_s": RETRY_AFTER_S},
         graceful_shutdown_timeout_s=args.graceful_shutdown_timeout_s,
-        **_common(args.model),
+        **_common(args.model) | rank_options(args.model, args.rank_placement),
     )(serve.ingress()(Target))
 
 

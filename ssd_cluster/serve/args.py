@@ -23,6 +23,7 @@ class TargetAppArgs(TargetSettings):
     ``in_process_draft``: a draft engine inside the target replica instead (mode sd, or ssd on one machine).
     ``graceful_shutdown_timeout_s``: how long a replica that is to stop may finish its requests.
     ``self_test``: answer a few prompts when the draft is ready, and warn if it is of no use.
+    ``rank_placement``: where Ray puts the ranks of a model with ``tensor_parallel``, as in its placement groups.
     ``http``: API keys; they are asked for by the replica, whatever started Serve.
     """
 
@@ -31,7 +32,14 @@ class TargetAppArgs(TargetSettings):
     in_process_draft: DraftSettings | None = None
     graceful_shutdown_timeout_s: float = Field(default=300.0, ge=0)
     self_test: bool = True
+    rank_placement: Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"] = "PACK"
     http: HttpAccess = HttpAccess()
+
+    @model_validator(mode="after")
+    def _placement_needs_ranks(self) -> TargetAppArgs:
+        if self.model.tensor_parallel == 1 and self.rank_placement != "PACK":
+            raise ValueError("rank_placement needs model.tensor_parallel above 1: one rank is placed like any replica")
+        return self
 
     @model_validator(mode="after")
     def _draft_fits_mode(self) -> TargetAppArgs:

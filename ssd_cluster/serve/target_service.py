@@ -23,6 +23,7 @@ from ssd_cluster.link.stream import Inbox
 from ssd_cluster.metrics import TargetMetrics
 from ssd_cluster.model.checkpoint import resolve_checkpoint
 from ssd_cluster.model.device import pin_thread
+from ssd_cluster.model.parallel.launcher import RankLauncher
 from ssd_cluster.model.runner import load_runner
 from ssd_cluster.serve.args import TargetAppArgs
 from ssd_cluster.serve.self_test import SelfTest
@@ -37,25 +38,28 @@ STOP_TIMEOUT_S = 5.0
 class TargetService:
     """Loads and runs a target; blocking, so not for an event loop's thread."""
 
-    def __init__(self, args: TargetAppArgs, replica: str, lessor: Lessor | None) -> None:
+    def __init__(
+        self, args: TargetAppArgs, replica: str, lessor: Lessor | None, launcher: RankLauncher | None = None
+    ) -> None:
         """Load the model and start the engine. It does not wait for a draft: requests are served without one.
 
         Args:
             args: of the application.
             replica: label of this replica in /metrics.
             lessor: grants leases on the drafts of ``draft_application``; closed with this service. None without it.
+            launcher: of the other ranks of a model with ``tensor_parallel``; None: in child processes.
 
         Raises:
             CheckpointError, ConfigError: the model cannot be loaded.
         """
         settings = args.engine_settings
         if settings.model.cores is not None:
-            pin_thread(settings.model.cores)  # the threads started below inherit it
+            pin_thread(settings.model.of_rank(0).cores or ())  # the threads started below inherit it
         self.metrics = TargetMetrics()
         path = args.http.api_keys_file
         self._keys = ApiKeys(path, self.metrics.unauthorized.inc) if path is not None else None
         self._tokenizer = Tokenizer.load(resolve_checkpoint(settings.model.path))
-        self._runner = load_runner(settings.model)
+        self._runner = load_runner(settings.model, launcher=launcher)
         self._loop = LinkLoop("target-link")
         self._draft: DraftEngine | None = None
         connectors = self._connectors(args)
@@ -118,6 +122,7 @@ class TargetService:
         if self._draft is not None:
             self._draft.stop(STOP_TIMEOUT_S)
         self._loop.close()
+        self._runner.close()
 
 
 def _fingerprint(*parts: str) -> str:
