@@ -34,7 +34,14 @@ class Channel:
         Raises:
             RankError: the other end is gone or takes nothing.
         """
-        frame = encode(message)
+        self.send_encoded(encode(message), timeout_s)
+
+    def send_encoded(self, frame: bytes, timeout_s: float) -> None:
+        """``send`` for a message that goes to several ranks.
+
+        Raises:
+            RankError: as there.
+        """
         try:
             self._socket.settimeout(timeout_s)
             self._socket.sendall(_HEAD.pack(len(frame)) + frame)

@@ -18,7 +18,7 @@ from ssd_cluster.model.parallel.channel import Channel
 from ssd_cluster.model.parallel.group import Group, open_group
 from ssd_cluster.model.parallel.launcher import RankLauncher, RankOrder
 from ssd_cluster.model.parallel.meeting import host_store, listen
-from ssd_cluster.model.parallel.wire import Failed, Hello, Message, Ping, Pong, Ready, Stop, Welcome
+from ssd_cluster.model.parallel.wire import Failed, Hello, Message, Ping, Pong, Ready, Stop, Welcome, encode
 
 log = logging.getLogger(__name__)
 
@@ -124,8 +124,9 @@ class Crew:
             if self.failure is not None:
                 raise RankError(self.failure)
             try:
+                frame = encode(message)
                 for channel in self._channels:
-                    channel.send(message, self._timeout_s)
+                    channel.send_encoded(frame, self._timeout_s)
                 yield
             except ValueError:
                 raise

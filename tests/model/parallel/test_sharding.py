@@ -8,6 +8,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
+from support.gguf_files import write_gguf
 from support.tiny import make_checkpoint
 
 from ssd_cluster.config import DraftSettings, ModelSettings
@@ -36,6 +37,15 @@ def test_parts_put_together_are_the_whole(tmp_path: Path) -> None:
             assert torch.equal(torch.cat([first[name], second[name]], axis), tensor), name
     halves = sum(tensor.numel() for name, tensor in first.items() if "norm" not in name)
     assert halves <= 0.51 * sum(tensor.numel() for tensor in whole.values())
+
+
+def test_a_gguf_file_is_cut_alike(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "tiny")
+    file = write_gguf(folder, tmp_path / "tiny.gguf")
+    for stored, read in zip(parts(folder, 2), parts(file, 2), strict=True):
+        assert stored.keys() == read.keys()
+        for name, tensor in stored.items():
+            assert torch.equal(read[name], tensor), name
 
 
 def test_a_single_key_head_is_read_by_all(tmp_path: Path) -> None:
