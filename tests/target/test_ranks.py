@@ -55,13 +55,13 @@ def ranks(folder: Path) -> Iterator[Ranks]:
 
 def texts(rig: Rig) -> list[list[list[int]]]:
     """Requests that meet chunked prefill, the prefix cache, preemption, several choices and sampling."""
-    engine = rig.engine(Mode.AR, blocks=30, prefill_chunk=16, step_tokens=40, max_batch=4)
+    engine = rig.engine(Mode.AR, blocks=20, prefill_chunk=16, step_tokens=40, max_batch=4)
     long = random_tokens(70)
     first = run(engine, [request("warm", long, temperature=0.0, ignore_eos=True)])
     batch = [
-        request("again", [*long[:64], 9, 9], temperature=0.0, ignore_eos=True, max_tokens=60),
-        request("drawn", random_tokens(50, seed=2), temperature=1.0, ignore_eos=True, max_tokens=60),
-        request("two", random_tokens(20, seed=3), temperature=0.8, top_p=0.9, n=2, ignore_eos=True, max_tokens=40),
+        request("again", [*long[:64], 9, 9], temperature=0.0, ignore_eos=True, max_tokens=30),
+        request("drawn", random_tokens(50, seed=2), temperature=1.0, ignore_eos=True, max_tokens=30),
+        request("two", random_tokens(20, seed=3), temperature=0.8, top_p=0.9, n=2, ignore_eos=True, max_tokens=25),
     ]
     rest = run(engine, batch)
     engine._gauge()
