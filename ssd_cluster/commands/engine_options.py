@@ -32,7 +32,13 @@ def add_speculation_arguments(parser: argparse.ArgumentParser) -> None:
     add("--k", type=int, default=_DEFAULTS.k, help="tokens proposed per round (default %(default)s)")
     add("--rows", type=int, default=_DEFAULTS.rows, help="guessed outcomes per round (default %(default)s)")
     add_kind_arguments(parser)
-    add("--tensor-parallel", type=positive, default=1, metavar="N", help="ranks of the target, a process each (default 1)")
+    add(
+        "--tensor-parallel",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="ranks of the target, a process each (default 1)",
+    )
     add("--dtype", choices=[dtype.value for dtype in DType], default=DType.AUTO.value)
 
 
