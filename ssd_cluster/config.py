@@ -17,57 +17,12 @@ from ssd_cluster.config_link import LinkSettings as LinkSettings
 from ssd_cluster.config_link import TargetLimits, unfit_for_draft
 from ssd_cluster.config_link import TensorBackend as TensorBackend
 from ssd_cluster.config_link import TensorSettings as TensorSettings
+from ssd_cluster.config_model import Device as Device
+from ssd_cluster.config_model import DType as DType
+from ssd_cluster.config_model import ModelSettings as ModelSettings
 from ssd_cluster.types import RATIO_KINDS, Mode, ProposalKind
 
-Cores = Annotated[tuple[int, ...], Field(min_length=1)]
 TrustDomain = Annotated[str, Field(min_length=1, max_length=256)]
-
-
-class Device(StrEnum):
-    CPU = "cpu"
-    CUDA = "cuda"
-
-
-class DType(StrEnum):
-    """``AUTO``: bfloat16 on CUDA and on CPUs with native bf16 instructions, float32 otherwise."""
-
-    AUTO = "auto"
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-
-
-class ModelSettings(Settings):
-    """One model on one device.
-
-    ``path``: a Hugging Face folder, a .gguf file, a hub id, or a name of the embedded default ("smollm2-135m-instruct",
-    "smollm2-135m-draft"). ``cores``: CPU cores this replica pins itself to (None: no pinning); ``threads``: compute
-    threads (None: one per core, or 1). ``kv_tokens``: capacity of the KV pool in tokens. ``attention``: "sdpa" runs
-    everywhere, "flashinfer" on CUDA in bfloat16.
-    """
-
-    path: str
-    device: Device = Device.CPU
-    dtype: DType = DType.AUTO
-    cores: Cores | None = None
-    threads: int | None = Field(default=None, ge=1)
-    max_context: int | None = Field(default=None, ge=16)
-    kv_tokens: int = Field(default=16384, ge=64)
-    block_size: int = Field(default=16, ge=1, le=256)
-    attention: Literal["sdpa", "flashinfer"] = "sdpa"
-    prefix_cache: bool = True
-
-    @model_validator(mode="after")
-    def _attention_fits_the_device(self) -> ModelSettings:
-        if self.attention == "flashinfer" and (self.device is not Device.CUDA or self.dtype is DType.FLOAT32):
-            raise ValueError(
-                f"attention flashinfer needs device cuda and dtype bfloat16, not {self.device} and {self.dtype}; "
-                "use attention sdpa"
-            )
-        return self
-
-    @property
-    def compute_threads(self) -> int:
-        return self.threads or (len(self.cores) if self.cores else 1)
 
 
 class FanoutLaw(StrEnum):
@@ -249,6 +204,12 @@ class DraftSettings(Settings):
     link: LinkSettings = LinkSettings()
 
     @model_validator(mode="after")
+    def _one_rank(self) -> DraftSettings:
+        if self.model.tensor_parallel > 1:
+            raise ValueError("tensor_parallel is for targets: a draft is a small model on one device")
+        return self
+
+    @model_validator(mode="after")
     def _protected_beyond_loopback(self) -> DraftSettings:
         if (reason := unfit_for_draft(self.host, self.link)) is not None:
             raise ValueError(reason)
@@ -285,8 +246,16 @@ def set_ray_environment() -> None:
         RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0",  # despite its name: 0 makes the node's address 127.0.0.1 on any system
         RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
         RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S="0",
+        RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S="0.5",  # the pool of drafts grows in seconds
+        RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S="0.5",
     )
     os.environ.pop("RAY_ADDRESS", None)
+
+
+def keep_nccl_from_ending_the_process() -> None:
+    """Before the first NCCL group: by default its watchdog ends a process whose peer is gone; we have deadlines."""
+    for name in ("ASYNC_ERROR_HANDLING", "ENABLE_MONITORING", "DUMP_ON_TIMEOUT"):
+        os.environ.setdefault(f"TORCH_NCCL_{name}", "0")
 
 
 def child_environment(threads: int) -> dict[str, str]:

@@ -98,6 +98,13 @@ class NumericalError(SsdClusterError):
     code = "numerical_error"
 
 
+class RankError(SsdClusterError):
+    """Another rank of a tensor-parallel model is gone or does not answer; the model cannot run any more."""
+
+    code = "rank_failed"
+    http_status = 503
+
+
 class LinkError(SsdClusterError):
     """The link between a target and a draft failed."""
 

@@ -29,10 +29,16 @@ from ssd_cluster.target.request import Delta, Event, GenerationRequest
 CLIENT_CLOSED_REQUEST = 499
 
 
-def create_app(client: EngineClient, model: ServedModel, keys: ApiKeys | None = None) -> FastAPI:
+def create_app(
+    client: EngineClient,
+    model: ServedModel,
+    keys: ApiKeys | None = None,
+    cluster: Callable[[], dict[str, Any]] | None = None,
+) -> FastAPI:
     """The endpoints of one model: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics.
 
-    ``keys``: all but /health ask for one of them; None: nothing does.
+    ``keys``: all but /health ask for one of them; None: nothing does. ``cluster``: what /v1/cluster answers; may block
+    with a deadline. Without it there is no such endpoint.
     """
     endpoints = _Endpoints(client, model)
 
@@ -47,6 +53,8 @@ def create_app(client: EngineClient, model: ServedModel, keys: ApiKeys | None = 
         app.add_middleware(KeyGate, keys=keys)
     app.include_router(_generation_routes(endpoints))
     app.include_router(_service_routes(client, model))
+    if cluster is not None:
+        app.include_router(_cluster_routes(cluster))
     return app
 
 
@@ -158,5 +166,16 @@ def _service_routes(client: EngineClient, model: ServedModel) -> APIRouter:
         """Prometheus text."""
         text = exposition.prometheus_text(model.registry, model_name=model.name, replica=model.replica)
         return fastapi.Response(text, media_type=exposition.CONTENT_TYPE)
+
+    return router
+
+
+def _cluster_routes(cluster: Callable[[], dict[str, Any]]) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/v1/cluster", response_model=None)
+    def view() -> Response:  # no coroutine: FastAPI runs it on a thread
+        """Targets and drafts of the cluster, and which draft holds whose sessions."""
+        return JSONResponse(cluster())
 
     return router

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ssd_cluster.bench.engines import WorkerEngine, start_engines
 from ssd_cluster.bench.handle import Workload
+from ssd_cluster.bench.kind_options import add_kind_arguments, speculation_of
 from ssd_cluster.bench.measure import measure
 from ssd_cluster.bench.options import (
     add_workload,
@@ -42,10 +43,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--repetitions", type=positive, default=5, help="runs of every mode (default %(default)s)")
     add("--k", type=lookahead, default=_DEFAULTS.k, help="tokens proposed per round (default %(default)s)")
     add("--rows", type=branches, default=_DEFAULTS.rows, help="guessed outcomes per round (default %(default)s)")
+    add_kind_arguments(parser)
     add("--fanout", choices=[law.value for law in FanoutLaw], default=FanoutLaw.MEASURED.value)
     add("--miss-policy", choices=[policy.value for policy in MissPolicy], default=_DEFAULTS.miss_policy.value)
     add("--wait-ms", type=milliseconds, default=_DEFAULTS.wait_ms, help="longest wait for the draft after a miss")
     add("--trace", type=Path, default=None, metavar="FILE", help="record every round; of out.trace: out-MODE.trace")
+    add(
+        "--tensor-parallel",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="ranks of the target, a process each (default 1)",
+    )
     add("--target-cores", type=cores, default=None, help="CPU cores of the target, e.g. 0,1 (default: the first)")
     add("--draft-cores", type=cores, default=None, help="CPU cores of the draft in mode ssd (default: the second)")
 
@@ -80,7 +89,8 @@ def run(arguments: argparse.Namespace) -> int:
     options = PairOptions(
         target=arguments.target,
         draft=arguments.draft,
-        speculation=SpeculationSettings(
+        speculation=speculation_of(
+            arguments,
             k=arguments.k,
             rows=arguments.rows,
             miss_policy=MissPolicy(arguments.miss_policy),
@@ -91,6 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
         target_cores=arguments.target_cores,
         draft_cores=arguments.draft_cores,
         max_batch=max(batches),
+        tensor_parallel=arguments.tensor_parallel,
     )
     engines = start_engines(
         [traced(engine_spec(mode, options), _trace_of(arguments.trace, mode)) for mode in modes], progress
@@ -104,6 +115,8 @@ def run(arguments: argparse.Namespace) -> int:
     print(table(results))
     if any(different.values()):
         print(f"outputs that differ from {modes[0].value}'s, of {len(prompts) * len(workloads)}: {different}")
+        if options.speculation.ratio:
+            print(f"kind {options.speculation.kind.value} keeps the law of the text, not the text, above temperature 0")
     if arguments.json is not None:
         write_json(arguments.json, config, results)
     return 0

@@ -110,7 +110,7 @@ def measure_pair(
         CheckpointError: a model is missing or broken.
     """
     notes = compare_tokenizers(options.target, options.draft)
-    own, other = default_cores()
+    own, other = default_cores(options.tensor_parallel)
     shared = options.model_copy(update={"draft_cores": options.draft_cores or other or own})
     specs = {mode: engine_spec(mode, shared) for mode in (Mode.SD, Mode.SSD)}
     progress("timing forward passes")

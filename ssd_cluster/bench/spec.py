@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 
+from pydantic import Field, ValidationError, model_validator
+
 from ssd_cluster.config import (
     DraftSettings,
     DType,
@@ -15,6 +17,7 @@ from ssd_cluster.config import (
     Settings,
     SpeculationSettings,
     TargetSettings,
+    distrust,
 )
 from ssd_cluster.errors import ConfigError
 from ssd_cluster.types import Mode
@@ -34,6 +37,13 @@ class EngineSpec(Settings):
     draft: DraftSettings | None = None
     link: LinkBackend = LinkBackend.INPROCESS
 
+    @model_validator(mode="after")
+    def _laws_come_from_a_trusted_draft(self) -> EngineSpec:
+        reason = distrust(self.target, self.draft) if self.draft is not None else None
+        if reason is not None:
+            raise ValueError(reason)
+        return self
+
     @property
     def mode(self) -> Mode:
         return self.target.mode
@@ -43,7 +53,8 @@ class PairOptions(Settings):
     """The pair and the machine, the same for all modes.
 
     ``target_cores``, ``draft_cores``: None takes the first and the second core that this process may use.
-    ``speculation``: of the target; its ``rows`` also size the draft.
+    ``speculation``: of the target; its ``rows`` also size the draft. ``tensor_parallel``: ranks of the target, in
+    processes of their own; its cores are divided among them.
     """
 
     target: str
@@ -55,6 +66,7 @@ class PairOptions(Settings):
     draft_cores: tuple[int, ...] | None = None
     kv_tokens: int = 16384
     max_batch: int = 1
+    tensor_parallel: int = Field(default=1, ge=1)
 
 
 def engine_spec(mode: Mode, options: PairOptions, link: LinkBackend | None = None) -> EngineSpec:
@@ -69,12 +81,12 @@ def engine_spec(mode: Mode, options: PairOptions, link: LinkBackend | None = Non
         link = LinkBackend.GRPC if mode is Mode.SSD else LinkBackend.INPROCESS
     if mode is Mode.SD and link is LinkBackend.GRPC:
         raise ConfigError("mode sd drafts on the target's own cores, over the in-process link only", param="link")
-    own, other = default_cores()
+    own, other = default_cores(options.tensor_parallel)
     target_cores = options.target_cores or own
     draft_cores = target_cores if mode is Mode.SD else options.draft_cores or other
     trust = "bench" if options.speculation.ratio and mode is not Mode.AR else None
     target = TargetSettings(
-        model=_model(options.target, options, target_cores),
+        model=_model(options.target, options, target_cores, options.tensor_parallel),
         mode=mode,
         max_batch=options.max_batch,
         speculation=options.speculation,
@@ -106,13 +118,23 @@ def traced(spec: EngineSpec, path: Path | None) -> EngineSpec:
     return spec.model_copy(update={"target": target, "draft": draft})
 
 
-def default_cores() -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
-    """One core for the target and another for the draft, of those this process may use; None where there is none."""
+def default_cores(ranks: int = 1) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
+    """One core per rank of the target and another for the draft, of those this process may use; None where too few."""
     if not hasattr(os, "sched_getaffinity"):
         return None, None
     cores: Sequence[int] = sorted(os.sched_getaffinity(0))
-    return (cores[0],), ((cores[1],) if len(cores) > 1 else None)
+    own = tuple(cores[:ranks]) if len(cores) >= ranks else None
+    return own, ((cores[ranks],) if len(cores) > ranks else None)
 
 
-def _model(path: str, options: PairOptions, cores: tuple[int, ...] | None) -> ModelSettings:
-    return ModelSettings(path=path, dtype=options.dtype, cores=cores, kv_tokens=options.kv_tokens)
+def _model(path: str, options: PairOptions, cores: tuple[int, ...] | None, ranks: int = 1) -> ModelSettings:
+    """
+    Raises:
+        ConfigError: the cores cannot be divided among the ranks.
+    """
+    try:
+        return ModelSettings(
+            path=path, dtype=options.dtype, cores=cores, kv_tokens=options.kv_tokens, tensor_parallel=ranks
+        )
+    except ValidationError as error:
+        raise ConfigError(error.errors()[0]["msg"], param="tensor_parallel") from error

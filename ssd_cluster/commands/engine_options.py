@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from pydantic import ValidationError
-
+from ssd_cluster.bench.kind_options import add_kind_arguments, speculation_of
+from ssd_cluster.bench.options import positive
 from ssd_cluster.bench.spec import EngineSpec, LinkBackend, PairOptions, engine_spec
 from ssd_cluster.config import DType, SpeculationSettings
-from ssd_cluster.errors import ConfigError
 from ssd_cluster.sampling.params import SamplingParams
 from ssd_cluster.types import Mode
 
@@ -32,6 +31,14 @@ def add_speculation_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--k", type=int, default=_DEFAULTS.k, help="tokens proposed per round (default %(default)s)")
     add("--rows", type=int, default=_DEFAULTS.rows, help="guessed outcomes per round (default %(default)s)")
+    add_kind_arguments(parser)
+    add(
+        "--tensor-parallel",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="ranks of the target, a process each (default 1)",
+    )
     add("--dtype", choices=[dtype.value for dtype in DType], default=DType.AUTO.value)
 
 
@@ -62,13 +69,13 @@ def pair_options(arguments: argparse.Namespace) -> PairOptions:
     Raises:
         ConfigError: an option is out of range.
     """
-    try:
-        speculation = SpeculationSettings(k=arguments.k, rows=arguments.rows)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(f"--{first['loc'][0]}: {first['msg']}", param=str(first["loc"][0])) from error
+    speculation = speculation_of(arguments, k=arguments.k, rows=arguments.rows)
     return PairOptions(
-        target=arguments.target, draft=arguments.draft, speculation=speculation, dtype=DType(arguments.dtype)
+        target=arguments.target,
+        draft=arguments.draft,
+        speculation=speculation,
+        dtype=DType(arguments.dtype),
+        tensor_parallel=arguments.tensor_parallel,
     )
 
 

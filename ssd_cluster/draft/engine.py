@@ -17,12 +17,15 @@ import torch
 
 from ssd_cluster.config import DraftSettings
 from ssd_cluster.draft.calibration import calibrate
+from ssd_cluster.draft.leases import LeaseBook
 from ssd_cluster.draft.load import LoadReporter
 from ssd_cluster.draft.outcomes import OutcomeObserver
+from ssd_cluster.draft.post import LawPost
 from ssd_cluster.draft.publisher import Publisher
 from ssd_cluster.draft.sampler import RowSampler
 from ssd_cluster.draft.scheduler import Scheduler
 from ssd_cluster.draft.service import DraftService
+from ssd_cluster.draft.snapshot import DraftSnapshot, take_snapshot
 from ssd_cluster.draft.stepper import Stepper
 from ssd_cluster.draft.table import SessionTable
 from ssd_cluster.draft.timing import StepTimer
@@ -54,6 +57,7 @@ class DraftEngine:
         metrics: counters; a new set if None.
         clock: seconds, monotonic.
         draft_id: name in Welcome; made from the incarnation if None.
+        leases: sessions are only opened under one of these; None: no leases are asked for.
     """
 
     def __init__(
@@ -67,7 +71,9 @@ class DraftEngine:
         metrics: DraftMetrics | None = None,
         clock: Callable[[], float] = time.monotonic,
         draft_id: str | None = None,
+        leases: LeaseBook | None = None,
     ) -> None:
+        self._leases = leases
         self.metrics = metrics if metrics is not None else DraftMetrics()
         self.incarnation = secrets.randbits(64)
         self.draft_id = draft_id or f"draft-{self.incarnation:016x}"
@@ -86,27 +92,17 @@ class DraftEngine:
         scheduler = Scheduler(settings.max_step_rows, settings.prefill_chunk, settings.target_weights)
         self._table = SessionTable(settings, runner.pool, runner.tails, self.metrics, scheduler.weight)
         observer = OutcomeObserver(settings.fanout)
-        sampler = RowSampler(
-            vocabulary,
-            runner.config.vocab_size,
-            runner.output_ids,
-            runner.device,
-            noise_rows=_NOISE_ROUNDS * (settings.k_max + 1),
-        )
+        rows, width = _NOISE_ROUNDS * (settings.k_max + 1), runner.config.vocab_size
+        sampler = RowSampler(vocabulary, width, runner.output_ids, runner.device, noise_rows=rows)
         self._stepper = Stepper(
             runner, self._table, scheduler, observer, sampler, self.timer, settings, self.metrics, clock
         )
+        self._post = LawPost(settings.link, runner.device)
         self._service = DraftService(
-            self._table,
-            lambda: self.welcome,
-            sampler,
-            observer,
-            self.metrics,
-            settings,
-            runner.device,
+            self._table, lambda: self.welcome, sampler, observer, self.metrics, settings, self._post, leases
         )
         self._publisher = Publisher(self.metrics, self._table.rest, clock, self._stepper.trace)
-        self._load = LoadReporter(self._table, settings, self.timer, self.metrics)
+        self._load = LoadReporter(self._table, settings, self.timer, self.metrics, leases)
 
     # --- state
 
@@ -123,6 +119,8 @@ class DraftEngine:
     def drain(self) -> None:
         """Start draining; thread-safe. Open sessions are served until their targets leave."""
         self._service.draining = True
+        if self._leases is not None:
+            self._leases.revoke("this draft is draining")
         self._inbox.wake()
 
     def healthy(self) -> bool:
@@ -130,14 +128,9 @@ class DraftEngine:
         alive = self._thread is not None and self._thread.is_alive() and self._failure is None
         return alive and time.monotonic() - self._beat < self._settings.link.session_ttl_s
 
-    def snapshot(self) -> dict[str, int]:
-        """Open sessions, free KV blocks and free tail slots; thread-safe."""
-        tails = self._runner.tails
-        return {
-            "sessions": len(self._table),
-            "free_blocks": self._runner.pool.n_free,
-            "free_tails": tails.n_free if tails is not None else 0,
-        }
+    def snapshot(self) -> DraftSnapshot:
+        """What is open, free and asked for; thread-safe."""
+        return take_snapshot(self._runner, self._settings, self._table, self._load, self._leases, self.draining)
 
     @property
     def welcome(self) -> Welcome:
@@ -268,7 +261,7 @@ class DraftEngine:
         self._table.peers.clear()
         for stream, _ in self._inbox.drain():
             stream.close(reason)
-        self._service.post.close()
+        self._post.close()
         if self._stepper.trace is not None:
             self._stepper.trace.close()
 
@@ -280,7 +273,9 @@ class DraftEngine:
                 stream.close("the draft failed")
 
 
-def load_draft(settings: DraftSettings, inbox: Inbox, metrics: DraftMetrics | None = None) -> DraftEngine:
+def load_draft(
+    settings: DraftSettings, inbox: Inbox, metrics: DraftMetrics | None = None, leases: LeaseBook | None = None
+) -> DraftEngine:
     """Load the draft model and its tokenizer, and make the engine that serves them; ``start`` runs it.
 
     Raises:
@@ -296,4 +291,5 @@ def load_draft(settings: DraftSettings, inbox: Inbox, metrics: DraftMetrics | No
         tokenizer_hash=tokenizer.hash,
         vocabulary=tokenizer.vocabulary,
         metrics=metrics,
+        leases=leases,
     )

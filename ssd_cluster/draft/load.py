@@ -6,6 +6,7 @@ import math
 
 from ssd_cluster.config import DraftSettings
 from ssd_cluster.draft.builds import TreeBuild
+from ssd_cluster.draft.leases import LeaseBook
 from ssd_cluster.draft.session import Session
 from ssd_cluster.draft.table import Peer, SessionTable
 from ssd_cluster.draft.timing import StepTimer
@@ -36,9 +37,22 @@ class LoadReporter:
         settings: credits and the interval.
         timer: step time.
         metrics: counters.
+        leases: whose unused ones end in time; None: there are none.
+
+    Attributes:
+        lateness: share of recent rounds that ended before anything was pushed for them, 0 to 1.
     """
 
-    def __init__(self, table: SessionTable, settings: DraftSettings, timer: StepTimer, metrics: DraftMetrics) -> None:
+    def __init__(
+        self,
+        table: SessionTable,
+        settings: DraftSettings,
+        timer: StepTimer,
+        metrics: DraftMetrics,
+        leases: LeaseBook | None = None,
+    ) -> None:
+        self.lateness = 0.0
+        self._leases = leases
         self._table = table
         self._settings = settings
         self._timer = timer
@@ -58,6 +72,7 @@ class LoadReporter:
             return
         self._rounds += 1
         pushed = build.pushed is not None if isinstance(build, TreeBuild) else build.pushed
+        self.lateness += (float(not pushed) - self.lateness) / _WINDOW
         self._starved += build.passed_over and not pushed
         if self._rounds < _WINDOW:
             return
@@ -80,6 +95,8 @@ class LoadReporter:
             self._next = now + self._settings.load_interval_s
             self._gauges()
             self._table.cool(now)
+            if self._leases is not None:
+                self._leases.expire()
         for peer in self._table.peers.values():
             if peer.incarnation is None:
                 continue
@@ -97,6 +114,8 @@ class LoadReporter:
 
     def _gauges(self) -> None:
         self._metrics.sessions.set(len(self._table))
+        if not len(self._table):
+            self.lateness = 0.0
         self._metrics.kv_usage.set(self._table.kv_usage)
         for peer in self._table.peers.values():
             count_traffic(peer, self._metrics)

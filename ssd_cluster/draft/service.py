@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-import torch
-
 from ssd_cluster.config import DraftSettings
 from ssd_cluster.draft.builds import ChainBuild, TreeBuild
+from ssd_cluster.draft.leases import LeaseBook
 from ssd_cluster.draft.load import count_traffic
 from ssd_cluster.draft.outcomes import OutcomeObserver
 from ssd_cluster.draft.post import LawPost
@@ -48,12 +47,12 @@ class DraftService:
         sampler: makes the sampling state of a new session.
         observer: learns from outcomes.
         metrics: counters.
-        settings: quotas, frames and tensor channels.
-        device: of the model.
+        settings: quotas, size of laws.
+        post: sends laws.
+        leases: a session is only opened under a lease; None: any target may open sessions.
 
     Attributes:
         draining: new sessions are sent elsewhere.
-        post: sends laws; to be closed in the end.
         renewed: sessions with a new round since this was last emptied.
         pulled: sessions whose overdue block was asked for since this was last emptied.
     """
@@ -66,10 +65,11 @@ class DraftService:
         observer: OutcomeObserver,
         metrics: DraftMetrics,
         settings: DraftSettings,
-        device: torch.device,
+        post: LawPost,
+        leases: LeaseBook | None = None,
     ) -> None:
+        self._leases = leases
         self.draining = False
-        self.post = LawPost(settings.link, device)
         self.renewed: dict[Session, None] = {}
         self.pulled: dict[Session, None] = {}
         self._table = table
@@ -77,6 +77,7 @@ class DraftService:
         self._sampler = sampler
         self._observer = observer
         self._quotas = Quotas(settings.limits)
+        self._post = post
         self._metrics = metrics
         own = welcome()
         self._limits = OpenLimits(own.max_context, own.vocabulary, own.k_max, settings.link.law_limit)
@@ -102,7 +103,7 @@ class DraftService:
             self._pull(peer, message, now)
         elif isinstance(message, Attach):
             trusted = peer.refusal is None and not peer.kinds.isdisjoint(RATIO_KINDS)
-            self.post.attach(stream, message, trusted=trusted)
+            self._post.attach(stream, message, trusted=trusted)
         elif isinstance(message, Close):
             for session_id in message.sessions:
                 self._close(peer, session_id)
@@ -117,8 +118,10 @@ class DraftService:
         if peer is None:
             return
         log.info("target stream ended target=%s reason=%s sessions=%d", peer.target_id, reason, len(peer.sessions))
-        self.post.forget(stream)
+        self._post.forget(stream)
         count_traffic(peer, self._metrics)
+        if self._leases is not None:
+            self._leases.end(list(peer.sessions), "the stream of the target has ended")
         self._table.clear(peer)
 
     def _hello(self, peer: Peer, hello: Hello) -> None:
@@ -164,6 +167,8 @@ class DraftService:
         """Code, detail and seconds to wait."""
         if self.draining:
             return NackCode.DRAINING, "this draft is draining", 0.0
+        if self._leases is not None and not self._leases.use(message.session):
+            return NackCode.BUSY, "no lease is held for this session", 0.0
         over = self._quotas.opening(peer.target_id, now)
         if over is None and peer.refusal is not None:
             return NackCode.MISMATCH, peer.refusal, 0.0
@@ -217,7 +222,7 @@ class DraftService:
         law = session.shelf.law(row, self._sampler.vocabulary, self._sampler.output_ids)
         result = "missing"
         if law is not None:
-            result = "sent" if self.post.send(session.peer.stream, law) else "too_large"
+            result = "sent" if self._post.send(session.peer.stream, law) else "too_large"
         self._metrics.laws.labels(result).inc()
 
     def _unknown(self, peer: Peer, row: CommitRow) -> None:

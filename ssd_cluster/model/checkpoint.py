@@ -21,6 +21,9 @@ EMBEDDED_DRAFT = "smollm2-135m-draft"
 INDEX = "model.safetensors.index.json"
 _HASH_SAMPLES = 16
 _HASH_SAMPLE_BYTES = 64 * 1024
+Cut = Callable[[str, tuple[int, ...]], tuple[slice, ...] | None]
+"""Which part of a tensor (name, shape) to read; None: the tensor is left out."""
+
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
 
 
@@ -43,8 +46,10 @@ class Checkpoint(ABC):
         """Names of all tensors, without reading them."""
 
     @abstractmethod
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def tensors(self, cut: Cut | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, tensor) one at a time, on the CPU, in the stored dtype (GGUF: float32).
+
+        With ``cut`` only the parts that it names; of safetensors no more than these is read.
 
         Raises:
             CheckpointError: a file is missing, truncated or unreadable.
@@ -86,11 +91,17 @@ class SafetensorsCheckpoint(Checkpoint):
     def weight_files(self) -> list[Path]:
         return sorted(set(self._shard_of.values()))
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def tensors(self, cut: Cut | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         for file in self.weight_files():
             with _open_safetensors(file) as reader:
                 for name in (name for name, shard in self._shard_of.items() if shard == file):
-                    yield name, reader.get_tensor(name)
+                    if cut is None:
+                        yield name, reader.get_tensor(name)
+                        continue
+                    stored = reader.get_slice(name)
+                    part = cut(name, tuple(stored.get_shape()))
+                    if part is not None:
+                        yield name, stored[part]
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ class Decoder:
         self._config = config
         self._weights = weights
         self._attention = attention
-        self._device = weights.embedding.device
+        self._device = weights.embedding.table.device
         self._rotations = rotation_table(config.rope, config.head_dim, n_positions, self._device)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -48,12 +48,12 @@ class Decoder:
         weights = self._weights
         tokens, positions, wanted = _flatten(batch)
         if not tokens:
-            return weights.embedding.new_empty((0, weights.embedding.shape[1]))
+            return weights.embedding.table.new_empty((0, self._config.hidden))
         self._check(tokens, positions)
         plan = self._attention.plan(batch)
         rotation = self._rotations[torch.tensor(positions, device=self._device)].unsqueeze(1)
         # The residual stream stays in float32: in bfloat16 it would be rounded anew in every layer.
-        hidden = F.embedding(torch.tensor(tokens, device=self._device), weights.embedding).float()
+        hidden = weights.embedding(torch.tensor(tokens, device=self._device))
         for index, layer in enumerate(weights.layers):
             self._layer(index, layer, hidden, rotation, plan)
         if len(wanted) < len(tokens):

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from ssd_cluster.errors import CheckpointError
-from ssd_cluster.model.checkpoint import Checkpoint
+from ssd_cluster.model.checkpoint import Checkpoint, Cut
 from ssd_cluster.model.rope_factors import llama3_scaling
 
 _FAMILY = {"llama": "llama", "mistral": "mistral", "qwen2": "qwen2", "qwen3": "qwen3"}
@@ -126,7 +126,7 @@ class GgufCheckpoint(Checkpoint):
     def weight_files(self) -> list[Path]:
         return [self.path]
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def tensors(self, cut: Cut | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         permuted = self.file.architecture in _PERMUTED
         heads = {"q_proj": self.config["num_attention_heads"], "k_proj": self.config["num_key_value_heads"]}
         for name, source in self._source.items():
@@ -134,7 +134,12 @@ class GgufCheckpoint(Checkpoint):
             part = name.split(".")[-2]
             if permuted and part in heads:
                 values = unpermute(values, heads[part])
-            yield name, torch.from_numpy(values)
+            tensor = torch.from_numpy(values)
+            wanted = None if cut is None else cut(name, tuple(tensor.shape))
+            if cut is None:
+                yield name, tensor
+            elif wanted is not None:
+                yield name, tensor[wanted]
 
 
 def hf_name(name: str) -> str | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,14 +13,35 @@ from ssd_cluster.config import ModelSettings
 from ssd_cluster.errors import CheckpointError, ConfigError
 from ssd_cluster.model.attention import attention_backend
 from ssd_cluster.model.batch import ForwardBatch
-from ssd_cluster.model.checkpoint import open_checkpoint, resolve_checkpoint
+from ssd_cluster.model.checkpoint import Checkpoint, open_checkpoint, resolve_checkpoint
 from ssd_cluster.model.decoder import Decoder
 from ssd_cluster.model.decoder_config import DecoderConfig, parse_config
 from ssd_cluster.model.device import pin_thread, resolve_device, resolve_dtype, set_threads
 from ssd_cluster.model.kv import BlockPool, PagedKV, TailPool
 from ssd_cluster.model.linear import linear_backend
 from ssd_cluster.model.paged import as_tensor, page_slots
-from ssd_cluster.model.weights import load_weights
+from ssd_cluster.model.weights import WHOLE, load_weights
+
+if TYPE_CHECKING:
+    from ssd_cluster.model.parallel.launcher import RankLauncher
+    from ssd_cluster.model.parallel.layers import RankLayout
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerParts:
+    """What a ``ModelRunner`` is made of; see its attributes."""
+
+    settings: ModelSettings
+    config: DecoderConfig
+    decoder: Decoder
+    kv: PagedKV
+    max_context: int
+    pool: BlockPool
+    tails: TailPool | None
+    output_ids: Tensor | None
+    model_hash: str
+    device: torch.device
+    dtype: torch.dtype
 
 
 class ModelRunner:
@@ -35,32 +58,23 @@ class ModelRunner:
         dtype: of weights and KV pages.
     """
 
-    def __init__(
-        self,
-        settings: ModelSettings,
-        config: DecoderConfig,
-        decoder: Decoder,
-        kv: PagedKV,
-        *,
-        max_context: int,
-        pool: BlockPool,
-        tails: TailPool | None,
-        output_ids: Tensor | None,
-        model_hash: str,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
-        self.config = config
-        self.max_context = max_context
-        self.pool = pool
-        self.tails = tails
-        self.output_ids = output_ids
-        self.model_hash = model_hash
-        self.device = device
-        self.dtype = dtype
-        self._settings = settings
-        self._kv: PagedKV | None = kv
-        self._decoder: Decoder | None = decoder
+    def __init__(self, parts: RunnerParts) -> None:
+        self.config = parts.config
+        self.max_context = parts.max_context
+        self.pool = parts.pool
+        self.tails = parts.tails
+        self.output_ids = parts.output_ids
+        self.model_hash = parts.model_hash
+        self.device = parts.device
+        self.dtype = parts.dtype
+        self._settings = parts.settings
+        self._kv: PagedKV | None = parts.kv
+        self._decoder: Decoder | None = parts.decoder
+
+    @property
+    def failure(self) -> str | None:
+        """Why no forward can run any more although nothing has been tried, or None."""
+        return None
 
     def pin(self) -> None:
         """Give the calling thread this model's cores and compute threads.
@@ -114,29 +128,60 @@ class ModelRunner:
             torch.cuda.empty_cache()
 
 
-def load_runner(settings: ModelSettings, *, tail_slots: int = 0, tail_depth: int = 0) -> ModelRunner:
+def load_runner(
+    settings: ModelSettings, *, tail_slots: int = 0, tail_depth: int = 0, launcher: RankLauncher | None = None
+) -> ModelRunner:
     """Load a model and reserve its KV memory.
 
     ``tail_slots`` and ``tail_depth`` size the memory of speculation branches (slots, tokens per slot); 0: none.
+    ``launcher`` starts the other ranks of a model with ``tensor_parallel``; None: in child processes.
 
     Raises:
         CheckpointError: the checkpoint is missing, broken, or needs a feature that the decoder does not have.
         ConfigError: device, context or KV size do not fit the model.
+        StartupError: another rank did not come up.
+    """
+    if settings.tensor_parallel > 1:
+        from ssd_cluster.model.parallel.driver import load_parallel
+
+        return load_parallel(settings, launcher, tail_slots=tail_slots, tail_depth=tail_depth)
+    checkpoint = open_checkpoint(resolve_checkpoint(settings.path))
+    config = parse(checkpoint)
+    return ModelRunner(load_part(settings, checkpoint, config, tail_slots=tail_slots, tail_depth=tail_depth))
+
+
+def parse(checkpoint: Checkpoint) -> DecoderConfig:
+    """The shape of a checkpoint's model."""
+    return parse_config(checkpoint.config, checkpoint.generation_config)
+
+
+def load_part(
+    settings: ModelSettings,
+    checkpoint: Checkpoint,
+    config: DecoderConfig,
+    layout: RankLayout | None = None,
+    *,
+    tail_slots: int = 0,
+    tail_depth: int = 0,
+) -> RunnerParts:
+    """Load a model, or with ``layout`` the part of it that has this ``config``, and reserve its KV memory.
+
+    Raises:
+        CheckpointError, ConfigError: as ``load_runner``.
     """
     set_threads(settings.compute_threads)
-    checkpoint = open_checkpoint(resolve_checkpoint(settings.path))
-    config = parse_config(checkpoint.config, checkpoint.generation_config)
     max_context = _max_context(settings, config)
     device = resolve_device(settings.device)
     dtype = resolve_dtype(settings.dtype, device)
-    weights = load_weights(config, checkpoint.tensors(), linear_backend(dtype, device), dtype, device)
+    tensors = checkpoint.tensors(None if layout is None else layout.shard.cut)
+    weights = load_weights(config, tensors, linear_backend(dtype, device), dtype, device, layout or WHOLE)
     pool = BlockPool(settings.kv_tokens // settings.block_size, settings.block_size, settings.prefix_cache)
     kv = PagedKV(config.n_layers, pool, config.n_kv_heads, config.head_dim, dtype, device)
     tails = None
     if tail_slots and tail_depth:
         tails = TailPool(tail_slots, tail_depth, config.n_layers, config.n_kv_heads, config.head_dim, device)
     attention = attention_backend(settings.attention)(config, kv, tails)
-    return ModelRunner(
+    return RunnerParts(
         settings,
         config,
         Decoder(config, weights, attention, max_context),

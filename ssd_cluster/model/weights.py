@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ssd_cluster.errors import CheckpointError
@@ -15,6 +16,43 @@ from ssd_cluster.model.norm import RMSNorm
 from ssd_cluster.model.rope import interleave
 
 HEAD_IDS = "lm_head_ids"
+
+
+class Embedding:
+    """Rows of ``table`` [V, E] for token ids, in float32."""
+
+    def __init__(self, table: Tensor) -> None:
+        self.table = table
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """[T, E] float32 of ids [T] int64."""
+        return F.embedding(tokens, self.table).float()
+
+
+class Layout:
+    """How layers are made from weights: this one is for a model that is held as a whole.
+
+    Attributes:
+        vocabulary: rows of the embedding that are held, or None for all.
+    """
+
+    @property
+    def vocabulary(self) -> int | None:
+        return None
+
+    def embedding(self, table: Tensor) -> Embedding:
+        return Embedding(table)
+
+    def row(self, part: Linear) -> Linear:
+        """A layer that takes what attention or the MLP computed, and whose result goes to the residual stream."""
+        return part
+
+    def head(self, part: Linear) -> Linear:
+        """The layer that gives the logits."""
+        return part
+
+
+WHOLE = Layout()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +78,7 @@ class DecoderWeights:
     ``n_outputs``: columns of the head.
     """
 
-    embedding: Tensor
+    embedding: Embedding
     layers: tuple[LayerWeights, ...]
     norm: RMSNorm
     head: Linear
@@ -96,26 +134,31 @@ def load_weights(
     linear: type[Linear],
     dtype: torch.dtype,
     device: torch.device,
+    layout: Layout = WHOLE,
 ) -> DecoderWeights:
     """Fuse and check the tensors of a checkpoint (Hugging Face names).
+
+    ``config`` and ``tensors`` are those of the part that ``layout`` is for.
 
     Raises:
         CheckpointError: a tensor is missing, has the wrong shape, or is not known.
     """
     store = _Store(tensors, dtype, device)
-    embedding = store.take("model.embed_tokens.weight", config.vocab_size, config.hidden)
-    layers = tuple(_layer(config, store, f"model.layers.{i}.", linear) for i in range(config.n_layers))
+    held = config.vocab_size if layout.vocabulary is None else layout.vocabulary
+    embedding = store.take("model.embed_tokens.weight", held, config.hidden)
+    layers = tuple(_layer(config, store, f"model.layers.{i}.", linear, layout) for i in range(config.n_layers))
     output_ids = store.take_ids(config.vocab_size)
-    columns = config.vocab_size if output_ids is None else len(output_ids)
+    columns = held if output_ids is None else len(output_ids)
     head = embedding if config.tied_head else store.take("lm_head.weight", columns, config.hidden)
     if config.tied_head and output_ids is not None:
         head = embedding[output_ids]
     norm = RMSNorm(store.take("model.norm.weight", config.hidden), config.norm_eps)
     store.finish(("lm_head.weight",) if config.tied_head else ())
-    return DecoderWeights(embedding, layers, norm, linear(head), output_ids, columns)
+    n_outputs = config.vocab_size if output_ids is None else columns
+    return DecoderWeights(layout.embedding(embedding), layers, norm, layout.head(linear(head)), output_ids, n_outputs)
 
 
-def _layer(config: DecoderConfig, store: _Store, name: str, linear: type[Linear]) -> LayerWeights:
+def _layer(config: DecoderConfig, store: _Store, name: str, linear: type[Linear], layout: Layout) -> LayerWeights:
     D, E, inner = config.head_dim, config.hidden, config.intermediate
     H, G = config.n_heads, config.n_kv_heads
     order = interleave(D)
@@ -136,16 +179,16 @@ def _layer(config: DecoderConfig, store: _Store, name: str, linear: type[Linear]
         attention_norm=RMSNorm(store.take(f"{name}input_layernorm.weight", E), config.norm_eps),
         qkv=linear(torch.cat(weights), _fuse(biases)),
         qk_norm=qk_norm,
-        out=linear(
-            store.take(f"{name}self_attn.o_proj.weight", E, H * D),
-            store.take_if_present(f"{name}self_attn.o_proj.bias", E),
-        ),
+        out=layout.row(_with_bias(store, linear, f"{name}self_attn.o_proj", E, H * D)),
         mlp_norm=RMSNorm(store.take(f"{name}post_attention_layernorm.weight", E), config.norm_eps),
         gate_up=linear(torch.cat(mlp), _fuse(mlp_biases)),
-        down=linear(
-            store.take(f"{name}mlp.down_proj.weight", E, inner), store.take_if_present(f"{name}mlp.down_proj.bias", E)
-        ),
+        down=layout.row(_with_bias(store, linear, f"{name}mlp.down_proj", E, inner)),
     )
+
+
+def _with_bias(store: _Store, linear: type[Linear], name: str, outputs: int, inputs: int) -> Linear:
+    weight = store.take(f"{name}.weight", outputs, inputs)
+    return linear(weight, store.take_if_present(f"{name}.bias", outputs))
 
 
 def _fuse(biases: list[Tensor | None]) -> Tensor | None:

@@ -4,26 +4,42 @@ Annotations are not postponed here: Serve reads the type of ``build``'s argument
 """
 
 import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import ray
 from fastapi import FastAPI
 from ray import serve
 from ray.serve import Application
+from ray.serve.config import RequestRouterConfig
 
-from ssd_cluster.config import DraftSettings, ModelSettings
-from ssd_cluster.serve.args import DRAFT_DEPLOYMENT, TARGET_DEPLOYMENT, AppArgs, TargetAppArgs
-from ssd_cluster.serve.draft_endpoint import EndpointFinder
+from ssd_cluster.config import ModelSettings
+from ssd_cluster.serve.args import (
+    DRAFT_DEPLOYMENT,
+    TARGET_DEPLOYMENT,
+    AppArgs,
+    AutoscalingSettings,
+    DraftAppArgs,
+    TargetAppArgs,
+)
 from ssd_cluster.serve.draft_service import DraftEndpoint, DraftService
+from ssd_cluster.serve.drain import before_shutdown
 from ssd_cluster.serve.http_host import require_protected_http
+from ssd_cluster.serve.lessor import ServeLessor
 from ssd_cluster.serve.loopback import keep_on_loopback
 from ssd_cluster.serve.metrics_mirror import MirrorThread, RegistryMirror
+from ssd_cluster.serve.policy import KEEP
+from ssd_cluster.serve.ranks import launcher_of, rank_options
 from ssd_cluster.serve.target_service import TargetService
+from ssd_cluster.serve.view import cluster_view
 
 HEALTH_PERIOD_S = 1.0
 HEALTH_TIMEOUT_S = 10.0
 SHUTDOWN_POLL_S = 0.2
-DRAFT_SHUTDOWN_S = 5.0
+ROUTING_STATS_S = 1.0
+ROUTER = "ssd_cluster.serve.router:DraftRouter"
+POLICY = "ssd_cluster.serve.policy:DraftPolicy"
 SPARE_REQUESTS = 16  # health, metrics and refusals have room although the engine is full
 RETRY_AFTER_S = 1
 
@@ -40,7 +56,10 @@ def build_with(args: AppArgs, num_replicas: int) -> Application:
         bound = _target_deployment(args.target).options(num_replicas=num_replicas).bind(args.target)
     else:
         assert args.draft is not None  # one of both, by validation
-        bound = _draft_deployment(args.draft).options(num_replicas=num_replicas).bind(args.draft)
+        draft = _draft_deployment(args.draft)
+        if args.draft.autoscaling is None:
+            draft = draft.options(num_replicas=num_replicas)
+        bound = draft.bind(args.draft)
     return bound
 
 
@@ -51,14 +70,14 @@ class Target:
         keep_on_loopback()
         require_protected_http(args.http)
         replica = str(serve.get_replica_context().replica_id.unique_id)
-        find_draft = None
+        lessor = None
         if args.draft_application is not None:
-            find_draft = EndpointFinder(args.draft_application, args.draft_deployment, args.link.connect_timeout_s)
-        self._service = await asyncio.to_thread(TargetService, args, replica, find_draft)
+            lessor = ServeLessor(args.draft_application, args.draft_deployment)
+        self._service = await asyncio.to_thread(TargetService, args, replica, lessor, launcher_of(args.model))
         self._mirror = MirrorThread(RegistryMirror(self._service.metrics.registry, serve.metrics))
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return self._service.app()
+        return self._service.app(cluster_view)
 
     def check_health(self) -> None:
         """Called by Serve; raises if this replica is to be replaced."""
@@ -66,6 +85,10 @@ class Target:
 
     def status(self) -> dict[str, Any]:
         """State of the engine, through a handle."""
+        return self._service.status()
+
+    def record_routing_stats(self) -> dict[str, Any]:
+        """What the cluster's view goes by."""
         return self._service.status()
 
     async def __del__(self) -> None:
@@ -77,10 +100,32 @@ class Target:
 class Draft:
     """A draft replica: the engine on its own thread and core, reached over gRPC; no HTTP."""
 
-    async def __init__(self, settings: DraftSettings) -> None:  # type: ignore[misc]
+    async def __init__(self, args: DraftAppArgs) -> None:  # type: ignore[misc]
         keep_on_loopback()
-        self._service = await asyncio.to_thread(DraftService, settings, ray.util.get_node_ip_address())
+        self._args = args
+        replica = str(serve.get_replica_context().replica_id.unique_id)
+        address = ray.util.get_node_ip_address()
+        self._service = await asyncio.to_thread(DraftService, args.engine_settings, address, replica)
         self._mirror = MirrorThread(RegistryMirror(self._service.metrics.registry, serve.metrics))
+        before_shutdown(self._service.drain)
+
+    async def lease(self, session: int, wish: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        """A lease for a session; ``wish`` is for the router (``router.DraftRouter``)."""
+        async with contextlib.aclosing(self._service.lease(session)) as items:
+            async for item in items:
+                yield item
+
+    def record_routing_stats(self) -> dict[str, Any]:
+        """What the router and the cluster's view go by."""
+        return self._service.status()
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """What the policy goes by."""
+        status = self._service.status()
+        scaling = self._args.autoscaling
+        if scaling is not None:
+            status |= {"target_utilisation": scaling.target_utilisation, "late_share": scaling.late_share}
+        return {name: float(status[name]) for name in KEEP if name in status}
 
     def endpoint(self) -> DraftEndpoint:
         """Where targets connect to."""
@@ -90,7 +135,7 @@ class Draft:
         """Called by Serve; raises if this replica is to be replaced."""
         self._service.check()
 
-    def status(self) -> dict[str, int]:
+    def status(self) -> dict[str, Any]:
         """State of the engine, through a handle."""
         return self._service.status()
 
@@ -109,17 +154,34 @@ def _target_deployment(args: TargetAppArgs) -> Any:
         max_queued_requests=limit,
         backpressure_config={"status_code": 429, "retry_after_s": RETRY_AFTER_S},
         graceful_shutdown_timeout_s=args.graceful_shutdown_timeout_s,
-        **_common(args.model),
+        **_common(args.model) | rank_options(args.model, args.rank_placement),
     )(serve.ingress()(Target))
 
 
-def _draft_deployment(settings: DraftSettings) -> Any:
+def _draft_deployment(args: DraftAppArgs) -> Any:
+    scaling = args.autoscaling
     return serve.deployment(
         name=DRAFT_DEPLOYMENT,
-        max_ongoing_requests=settings.session_credit,
-        graceful_shutdown_timeout_s=DRAFT_SHUTDOWN_S,
-        **_common(settings.model),
+        max_ongoing_requests=args.session_credit,  # one lease each
+        autoscaling_config=_autoscaling(scaling) if scaling is not None else None,
+        request_router_config=RequestRouterConfig(
+            request_router_class=ROUTER, request_routing_stats_period_s=ROUTING_STATS_S
+        ),
+        graceful_shutdown_timeout_s=args.graceful_shutdown_timeout_s,
+        **_common(args.model),
     )(Draft)
+
+
+def _autoscaling(settings: AutoscalingSettings) -> dict[str, Any]:
+    return {
+        "min_replicas": settings.min_replicas,
+        "max_replicas": settings.max_replicas,
+        "upscale_delay_s": settings.upscale_delay_s,
+        "downscale_delay_s": settings.downscale_delay_s,
+        "metrics_interval_s": settings.look_back_s / 4,
+        "look_back_period_s": settings.look_back_s,
+        "policy": {"policy_function": POLICY},
+    }
 
 
 def _common(model: ModelSettings) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
-from ssd_cluster.config import DraftSettings, HttpAccess, HttpSettings, Settings, TargetSettings
+from ssd_cluster.config import DraftSettings, HttpAccess, HttpSettings, Settings, TargetSettings, distrust
 from ssd_cluster.config_link import guarded, is_loopback
 from ssd_cluster.types import Mode
 
@@ -23,6 +23,7 @@ class TargetAppArgs(TargetSettings):
     ``in_process_draft``: a draft engine inside the target replica instead (mode sd, or ssd on one machine).
     ``graceful_shutdown_timeout_s``: how long a replica that is to stop may finish its requests.
     ``self_test``: answer a few prompts when the draft is ready, and warn if it is of no use.
+    ``rank_placement``: where Ray puts the ranks of a model with ``tensor_parallel``, as in its placement groups.
     ``http``: API keys; they are asked for by the replica, whatever started Serve.
     """
 
@@ -31,7 +32,14 @@ class TargetAppArgs(TargetSettings):
     in_process_draft: DraftSettings | None = None
     graceful_shutdown_timeout_s: float = Field(default=300.0, ge=0)
     self_test: bool = True
+    rank_placement: Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"] = "PACK"
     http: HttpAccess = HttpAccess()
+
+    @model_validator(mode="after")
+    def _placement_needs_ranks(self) -> TargetAppArgs:
+        if self.model.tensor_parallel == 1 and self.rank_placement != "PACK":
+            raise ValueError("rank_placement needs model.tensor_parallel above 1: one rank is placed like any replica")
+        return self
 
     @model_validator(mode="after")
     def _draft_fits_mode(self) -> TargetAppArgs:
@@ -42,6 +50,13 @@ class TargetAppArgs(TargetSettings):
             raise ValueError("mode sd needs in_process_draft and no draft_application")
         if self.mode is Mode.SSD and remote == local:
             raise ValueError("mode ssd needs either draft_application or in_process_draft")
+        return self
+
+    @model_validator(mode="after")
+    def _laws_come_from_a_trusted_draft(self) -> TargetAppArgs:
+        reason = distrust(self, self.in_process_draft) if self.in_process_draft is not None else None
+        if reason is not None:
+            raise ValueError(reason)
         return self
 
     @model_validator(mode="after")
@@ -68,11 +83,51 @@ def unprotected(http: HttpAccess, host: str) -> str | None:
     )
 
 
+class AutoscalingSettings(Settings):
+    """When the pool of drafts grows and shrinks, between ``min_replicas`` (0 is allowed) and ``max_replicas``.
+
+    ``target_utilisation``: share of the row and session credits that should be in use. ``late_share``: one replica more
+    while a larger share of rounds than this gets no block in time. The delays are how long more or fewer replicas must
+    have been wanted; ``look_back_s``: over what time load is averaged.
+    """
+
+    min_replicas: int = Field(default=1, ge=0)
+    max_replicas: int = Field(ge=1)
+    target_utilisation: float = Field(default=0.7, gt=0, le=1)
+    late_share: float = Field(default=0.3, gt=0, le=1)
+    upscale_delay_s: float = Field(default=1.0, ge=0)
+    downscale_delay_s: float = Field(default=30.0, ge=0)
+    look_back_s: float = Field(default=2.0, gt=0)
+
+    @model_validator(mode="after")
+    def _bounds_in_order(self) -> AutoscalingSettings:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(f"min_replicas ({self.min_replicas}) must not exceed max_replicas ({self.max_replicas})")
+        return self
+
+
+class DraftAppArgs(DraftSettings):
+    """A draft application.
+
+    ``session_credit`` is also how many leases Serve admits per replica. ``autoscaling``: None keeps the number of
+    replicas that ``deployments`` says. ``graceful_shutdown_timeout_s``: how long a replica that is to go waits until
+    its sessions have moved to other replicas.
+    """
+
+    autoscaling: AutoscalingSettings | None = None
+    graceful_shutdown_timeout_s: float = Field(default=60.0, ge=0)
+
+    @property
+    def engine_settings(self) -> DraftSettings:
+        """The part that the engine knows."""
+        return DraftSettings.model_validate({name: getattr(self, name) for name in DraftSettings.model_fields})
+
+
 class AppArgs(Settings):
     """Arguments of ``ssd_cluster.serve.app:build``: exactly one of ``target`` and ``draft``."""
 
     target: TargetAppArgs | None = None
-    draft: DraftSettings | None = None
+    draft: DraftAppArgs | None = None
 
     @model_validator(mode="after")
     def _exactly_one(self) -> AppArgs:
@@ -133,7 +188,7 @@ class ServeFile(Settings):
         _require_unique("route_prefix", [app.route_prefix for app in self.targets])
         if not self.targets:
             raise ValueError("applications: none of them is a target")
-        drafts = {app.name for app in self.applications if app.args.draft is not None}
+        drafts = {app.name: app.args.draft for app in self.applications if app.args.draft is not None}
         for app in self.targets:
             reason = unprotected(app.args.target.http, self.http_options.host) if app.args.target else None
             if reason is not None:
@@ -143,6 +198,9 @@ class ServeFile(Settings):
                 raise ValueError(
                     f"applications: {app.name} uses draft_application {wanted!r}, which is not in this file"
                 )
+            reason = distrust(app.args.target, drafts[wanted]) if app.args.target and wanted else None
+            if reason is not None:
+                raise ValueError(f"applications: {app.name}: {reason}")
         return self
 
     @property

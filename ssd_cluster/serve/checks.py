@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ssd_cluster.config import DraftSettings, ModelSettings
-from ssd_cluster.errors import StartupError
+from ssd_cluster.errors import ConfigError, StartupError
 from ssd_cluster.serve.args import Application, ServeFile
 
 
@@ -61,6 +61,24 @@ def require_cores(file: ServeFile, usable: set[int]) -> None:
                     f"too few cores: {place}.cores wants {_listed(missing)}, but this machine gives "
                     f"{_listed(sorted(usable))}; change cores in the configuration file"
                 )
+
+
+def require_split(place: str, model: ModelSettings) -> None:
+    """A model must be such that it can be divided among its ranks.
+
+    Raises:
+        StartupError: names the model and the numbers of ranks that it can have.
+    """
+    if model.tensor_parallel == 1:
+        return
+    from ssd_cluster.model.checkpoint import open_checkpoint, resolve_checkpoint
+    from ssd_cluster.model.parallel.sharding import shard_of
+    from ssd_cluster.model.runner import parse
+
+    try:
+        shard_of(parse(open_checkpoint(resolve_checkpoint(model.path))), 0, model.tensor_parallel)
+    except ConfigError as error:
+        raise StartupError(f"{place}: {error.message}") from None
 
 
 def _listed(cores: list[int]) -> str:

@@ -27,6 +27,7 @@ from ssd_cluster.serve.checks import (
     pairs_of,
     require_cores,
     require_free_port,
+    require_split,
     usable_cores,
 )
 from ssd_cluster.serve.files import read_serve_file
@@ -119,6 +120,9 @@ def _fetch_models(file: ServeFile) -> None:
 
     for path in dict.fromkeys(model.path for app in file.applications for _, model in models_of(app)):
         resolve_checkpoint(path, _say)
+    for app in file.applications:
+        for place, model in models_of(app):
+            require_split(place, model)
     from ssd_cluster.text.pairs import require_same_ids
 
     for target, draft in dict.fromkeys(pairs_of(file)):
@@ -161,7 +165,9 @@ def running(
 
 def _cpus(file: ServeFile) -> float:
     """Enough for Ray to place every replica; which cores they use is settled by their own pinning."""
-    wanted = sum(app.num_replicas * m.compute_threads for app in file.applications for _, m in models_of(app))
+    wanted = sum(
+        app.num_replicas * m.compute_threads * m.tensor_parallel for app in file.applications for _, m in models_of(app)
+    )
     return max(wanted, len(usable_cores()))
 
 

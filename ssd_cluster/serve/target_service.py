@@ -19,14 +19,16 @@ from ssd_cluster.errors import EngineStopped
 from ssd_cluster.link.grpc_backend import connect
 from ssd_cluster.link.inprocess import pair
 from ssd_cluster.link.loop import LinkLoop
-from ssd_cluster.link.stream import Inbox, Stream
+from ssd_cluster.link.stream import Inbox
 from ssd_cluster.metrics import TargetMetrics
 from ssd_cluster.model.checkpoint import resolve_checkpoint
 from ssd_cluster.model.device import pin_thread
+from ssd_cluster.model.parallel.launcher import RankLauncher
 from ssd_cluster.model.runner import load_runner
 from ssd_cluster.serve.args import TargetAppArgs
 from ssd_cluster.serve.self_test import SelfTest
 from ssd_cluster.target.engine import TargetEngine
+from ssd_cluster.target.leases import Leasing, Lessor
 from ssd_cluster.target.replica import Connector
 from ssd_cluster.text.tokenizer import Tokenizer
 
@@ -36,32 +38,35 @@ STOP_TIMEOUT_S = 5.0
 class TargetService:
     """Loads and runs a target; blocking, so not for an event loop's thread."""
 
-    def __init__(self, args: TargetAppArgs, replica: str, find_draft: Callable[[], str] | None) -> None:
+    def __init__(
+        self, args: TargetAppArgs, replica: str, lessor: Lessor | None, launcher: RankLauncher | None = None
+    ) -> None:
         """Load the model and start the engine. It does not wait for a draft: requests are served without one.
 
         Args:
             args: of the application.
             replica: label of this replica in /metrics.
-            find_draft: returns the endpoint of the draft to connect to, each time a connection is made; blocks with
-                its own deadline, on a thread of its own. None without ``draft_application``.
+            lessor: grants leases on the drafts of ``draft_application``; closed with this service. None without it.
+            launcher: of the other ranks of a model with ``tensor_parallel``; None: in child processes.
 
         Raises:
             CheckpointError, ConfigError: the model cannot be loaded.
         """
         settings = args.engine_settings
         if settings.model.cores is not None:
-            pin_thread(settings.model.cores)  # the threads started below inherit it
+            pin_thread(settings.model.of_rank(0).cores or ())  # the threads started below inherit it
         self.metrics = TargetMetrics()
         path = args.http.api_keys_file
         self._keys = ApiKeys(path, self.metrics.unauthorized.inc) if path is not None else None
         self._tokenizer = Tokenizer.load(resolve_checkpoint(settings.model.path))
-        self._runner = load_runner(settings.model)
+        self._runner = load_runner(settings.model, launcher=launcher)
         self._loop = LinkLoop("target-link")
         self._draft: DraftEngine | None = None
-        connectors = self._connectors(args, find_draft)
-        self._engine = TargetEngine(self._runner, self._tokenizer, settings, connectors, self.metrics)
+        connectors = self._connectors(args)
+        leasing = self._leasing(args, lessor)
+        self._engine = TargetEngine(self._runner, self._tokenizer, settings, connectors, self.metrics, leasing=leasing)
         self._engine.start()
-        if args.self_test and connectors:
+        if args.self_test and (connectors or leasing is not None):
             self.self_test = SelfTest(self._engine, self._tokenizer, self._tested)
             self.self_test.start()
         self._model = ServedModel(
@@ -79,28 +84,28 @@ class TargetService:
         if acceptance is not None:
             self.metrics.self_test_acceptance.set(acceptance)
 
-    def _connectors(self, args: TargetAppArgs, find_draft: Callable[[], str] | None) -> list[Connector]:
-        if args.in_process_draft is not None:
-            draft_inbox = Inbox()
-            self._draft = load_draft(args.in_process_draft, draft_inbox)
-            self._draft.start()
-            return [lambda inbox: pair(inbox, draft_inbox)[0]]
-        if find_draft is None:
+    def _connectors(self, args: TargetAppArgs) -> list[Connector]:
+        if args.in_process_draft is None:
             return []
+        draft_inbox = Inbox()
+        self._draft = load_draft(args.in_process_draft, draft_inbox)
+        self._draft.start()
+        return [lambda inbox: pair(inbox, draft_inbox)[0]]
+
+    def _leasing(self, args: TargetAppArgs, lessor: Lessor | None) -> Leasing | None:
+        if lessor is None:
+            return None
         self._loop.start()
+        return Leasing(lessor, lambda endpoint, inbox: connect(endpoint, inbox, args.link, self._loop))
 
-        def over_grpc(inbox: Inbox) -> Stream:
-            return connect(find_draft(), inbox, args.link, self._loop)
-
-        return [over_grpc]
-
-    def app(self) -> FastAPI:
-        """The HTTP application over this engine."""
-        return create_app(LocalEngineClient(self._engine), self._model, self._keys)
+    def app(self, cluster: Callable[[], dict[str, Any]] | None = None) -> FastAPI:
+        """The HTTP application over this engine; ``cluster`` says what /v1/cluster answers and may block."""
+        return create_app(LocalEngineClient(self._engine), self._model, self._keys, cluster)
 
     def status(self) -> dict[str, Any]:
-        """The engine's snapshot and our pid, for operators and tests."""
-        return {"pid": os.getpid(), **dataclasses.asdict(self._engine.snapshot())}
+        """The engine's snapshot, what it serves and our pid, for operators and tests."""
+        served = {"kind": "target", "model": self._model.name, "mode": self._engine.settings.mode.value}
+        return {**served, "pid": os.getpid(), **dataclasses.asdict(self._engine.snapshot())}
 
     def check(self) -> None:
         """Say whether the engine serves; what happens to drafts does not matter.
@@ -117,6 +122,7 @@ class TargetService:
         if self._draft is not None:
             self._draft.stop(STOP_TIMEOUT_S)
         self._loop.close()
+        self._runner.close()
 
 
 def _fingerprint(*parts: str) -> str:

@@ -97,7 +97,7 @@ class Admission:
                 k=k,
                 proposal=Proposal(len(request.prompt_token_ids)),
             )
-            if k and self._drafts.links.replicas:
+            if k and self._drafts.usable:
                 choice.session = self._drafts.session(self._terms(choice, choice_seed, rules))
             live.choices.append(choice)
         return live

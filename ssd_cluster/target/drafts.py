@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 from ssd_cluster.config import TargetSettings
 from ssd_cluster.link.messages import (
@@ -22,14 +23,14 @@ from ssd_cluster.link.messages import (
     Message,
     Nack,
     NackCode,
-    Open,
     Opened,
     Pull,
 )
 from ssd_cluster.metrics import TargetMetrics
-from ssd_cluster.speculation.cache import SpeculationCache
 from ssd_cluster.target.laws import LawDesk
+from ssd_cluster.target.leases import LeaseDesk
 from ssd_cluster.target.links import DraftLinks
+from ssd_cluster.target.openings import Openings
 from ssd_cluster.target.replica import DraftReplica, ReplicaState
 from ssd_cluster.target.session import Ceilings, Session, SessionState, SessionTerms
 from ssd_cluster.types import Mode
@@ -45,6 +46,7 @@ class DraftPool:
 
     Args:
         links: connections to the replicas.
+        desk: leases, if the replicas are those of a shared pool.
         settings: of the target.
         vocabulary: ids from here on are invalid in blocks.
         laws: takes the laws of ratio kinds in.
@@ -56,6 +58,7 @@ class DraftPool:
     def __init__(
         self,
         links: DraftLinks,
+        desk: LeaseDesk | None,
         settings: TargetSettings,
         vocabulary: int,
         laws: LawDesk,
@@ -64,8 +67,8 @@ class DraftPool:
         rng: random.Random,
     ) -> None:
         self.links = links
-        self._speculation = settings.speculation
         self._rows = settings.speculation.rows if settings.mode is Mode.SSD else 0
+        self._openings = Openings(links, desk, settings.speculation, self._rows, clock)
         self._breaker = settings.breaker
         self._vocabulary = vocabulary
         self._laws = laws
@@ -75,9 +78,35 @@ class DraftPool:
         self._logged: set[str] = set()
 
     @property
+    def leases(self) -> LeaseDesk | None:
+        return self._openings.desk
+
+    @property
+    def usable(self) -> bool:
+        """Whether there are drafts at all, be they ready or not."""
+        return self.leases is not None or bool(self.links.replicas)
+
+    @property
     def ready(self) -> bool:
         """Whether any replica can be used."""
         return any(replica.state is ReplicaState.READY for replica in self.links.replicas)
+
+    @contextmanager
+    def visiting(self) -> Iterator[None]:
+        """Inside, a leased replica is linked although no session wants one; for any thread."""
+        if self.leases is not None:
+            self.leases.visit_wanted = True
+        try:
+            yield
+        finally:
+            if self.leases is not None:
+                self.leases.visit_wanted = False
+
+    def shut(self) -> None:
+        """The target stops: give all leases back, close every link."""
+        if self.leases is not None:
+            self.leases.close()
+        self.links.close()
 
     def session(self, terms: SessionTerms) -> Session:
         """A new handle, not opened yet."""
@@ -89,25 +118,11 @@ class DraftPool:
 
     def open(self, session: Session) -> bool:
         """Open a detached session where there is room; False if there is none now."""
-        replica = self._pick(exclude=None)
-        if replica is None:
-            return False
-        self._open_on(session, replica)
-        return session.replica is replica
+        return self._openings.open(session)
 
     def ceilings(self, session: Session, n_left: int, due_us: int) -> Ceilings:
-        """What the next commit allows.
-
-        Args:
-            session: an open session.
-            n_left: tokens the choice may still emit; a block serves the round after the next one, so the last two
-                tokens need none.
-            due_us: expected end of the verification that starts now.
-        """
-        replica = session.replica
-        k = min(session.terms.k, replica.k_max) if replica is not None else 0
-        rows = replica.rows_each(self._rows) if replica is not None and n_left > 2 else 0
-        return Ceilings(k, rows, due_us)
+        """What the next commit allows (``Openings.ceilings``)."""
+        return self._openings.ceilings(session, n_left, due_us)
 
     def send(self, rows: Iterable[tuple[Session, CommitRow]]) -> None:
         """Send commit rows, one frame per replica."""
@@ -130,6 +145,7 @@ class DraftPool:
         if session.replica is not None:
             session.replica.sessions.pop(session.id, None)
         session.detach()
+        self._openings.drop(session)
 
     def close(self, session: Session, retry_at: float = 0.0) -> None:
         """End a session that the draft does not know to be over (abort, detach)."""
@@ -149,9 +165,11 @@ class DraftPool:
         if replica.breaker.record(late, now):
             logger.warning("draft_late replica=%s sessions=%d", replica.name, len(replica.sessions))
             self._metrics.draft_failures.labels("late").inc()
+            self._openings.avoid(replica)
             for other in list(replica.sessions.values()):
                 self.close(other)
         elif session.late_rounds >= self._breaker.window:
+            self._openings.avoid(replica)
             self.close(session, now + self._breaker.retry_s)
 
     def receive(self) -> None:
@@ -161,8 +179,9 @@ class DraftPool:
             self._handle(replica, message, now)
 
     def tick(self) -> None:
-        """Connections, pings and byte counters; call it every round and when idle."""
+        """Connections, leases and byte counters; call it every round and when idle."""
         self.links.tick(self._clock())
+        self._openings.tick()
 
     def _handle(self, replica: DraftReplica, message: Message, now: float) -> None:
         if isinstance(message, BlockBatch):
@@ -223,17 +242,18 @@ class DraftPool:
             self._catch_up(session, nack.have_len)
         elif code in _REOPENINGS or code is NackCode.GAP:
             if session.may_reopen(now):
-                self._reopen(session, replica)
+                self._openings.reopen(session, replica)
             else:
                 self._refuse(session, f"{code.value} three times")
         elif code in _REFUSALS:
             self._refuse(session, code.value)
         else:
             pause = max(nack.retry_after_ms / 1000, self._breaker.retry_s)
+            self._openings.avoid(replica)
             self.forget(session)
             session.detach(now + pause)
             if code is NackCode.DRAINING:
-                self._move(session, replica)
+                self._openings.move(session, replica)
 
     def _refuse(self, session: Session, why: str) -> None:
         """No draft for this choice any more."""
@@ -253,44 +273,10 @@ class DraftPool:
         """Credits shrank or the draft drains: give up the lowest priority, newest first, or move."""
         if replica.draining:
             for session in list(replica.sessions.values()):
-                self._move(session, replica)
+                self._openings.move(session, replica)
             return
         sessions = sorted(replica.sessions.values(), key=lambda s: s.terms.priority, reverse=True)
         while sessions and (
             len(sessions) > replica.session_credit or (self._rows and replica.rows_each(1, len(sessions)) < 1)
         ):
             self.close(sessions.pop(), now + self._breaker.retry_s)
-
-    def _move(self, session: Session, replica: DraftReplica) -> None:
-        """Open elsewhere, then close here; without another replica the session stays where it is."""
-        other = self._pick(exclude=replica)
-        if other is None:
-            return
-        was_open = session.replica is replica
-        replica.sessions.pop(session.id, None)
-        self._reopen(session, other)
-        if was_open:
-            self.links.send(replica, Close((session.id,)), self._clock())
-
-    def _reopen(self, session: Session, replica: DraftReplica) -> None:
-        """Open with a new epoch and, if a proposal is being verified, tell which one."""
-        inflight = session.inflight
-        self._open_on(session, replica)
-        known = 0 < len(inflight.tokens) <= replica.k_max and inflight.base_len == len(session.terms.tokens)
-        if session.replica is replica and known:
-            ceilings = self.ceilings(session, session.terms.max_len - inflight.base_len, 0)
-            self.send([(session, session.commit((), inflight, ceilings))])
-
-    def _open_on(self, session: Session, replica: DraftReplica) -> None:
-        rows = min(self._rows, replica.rows_each(self._rows, len(replica.sessions) + 1))
-        cache = SpeculationCache(len(session.terms.tokens), self._speculation.trie_nodes)
-        replica.sessions[session.id] = session
-        message: Open = session.open(replica, cache, rows)
-        self.links.send(replica, message, self._clock())
-
-    def _pick(self, exclude: DraftReplica | None) -> DraftReplica | None:
-        """The emptiest replica with room whose breaker lets a session through."""
-        now = self._clock()
-        free = [r for r in self.links.replicas if r is not exclude and r.has_room(self._rows > 0)]
-        free.sort(key=lambda r: len(r.sessions) / r.session_credit)
-        return next((replica for replica in free if replica.breaker.admit(now)), None)

@@ -15,21 +15,21 @@ from ssd_cluster.link.stream import Inbox
 from ssd_cluster.metrics import TargetMetrics
 from ssd_cluster.model.runner import ModelRunner
 from ssd_cluster.target.admission import Admission
-from ssd_cluster.target.drafts import DraftPool
 from ssd_cluster.target.laws import LawDesk
-from ssd_cluster.target.links import DraftLinks, greeting, law_inlet
+from ssd_cluster.target.leases import Leasing
 from ssd_cluster.target.proposer import Proposer
 from ssd_cluster.target.replica import Connector
 from ssd_cluster.target.request import GenerationRequest, Sink
 from ssd_cluster.target.round import RoundLoop
 from ssd_cluster.target.scheduler import Scheduler
 from ssd_cluster.target.sequence import Choice, LiveRequest
-from ssd_cluster.target.snapshot import EngineSnapshot, count_sessions
+from ssd_cluster.target.snapshot import EngineSnapshot, count_sessions, take_snapshot
 from ssd_cluster.target.times import RoundTimes
 from ssd_cluster.target.trace import TargetTrace
 from ssd_cluster.target.verification import Verifier
+from ssd_cluster.target.wiring import make_pool
 from ssd_cluster.text.tokenizer import Tokenizer
-from ssd_cluster.types import FinishReason, Mode
+from ssd_cluster.types import FinishReason
 from ssd_cluster.verify import rules_for
 
 logger = logging.getLogger(__name__)
@@ -48,6 +48,7 @@ class TargetEngine:
         tokenizer: of the model.
         settings: mode, batch, speculation.
         connectors: how to reach each draft replica; unused in mode ``ar`` and at k = 0.
+        leasing: a shared pool of drafts instead of ``connectors``.
         metrics: counters of this engine.
         clock: seconds, monotonic.
         rng: session ids, seeds of requests without one, jitter.
@@ -62,6 +63,7 @@ class TargetEngine:
         metrics: TargetMetrics | None = None,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
+        leasing: Leasing | None = None,
     ) -> None:
         self.settings = settings
         self.metrics = metrics if metrics is not None else TargetMetrics()
@@ -78,19 +80,9 @@ class TargetEngine:
         self._submitted: deque[LiveRequest] = deque()
         self._aborted: deque[str] = deque()
         rng = rng if rng is not None else random.SystemRandom()
-        speculates = settings.mode is not Mode.AR and settings.speculation.k > 0
         known = tokenizer.vocabulary
         laws = LawDesk(known, runner.config.vocab_size, runner.device, self.metrics)
-        links = DraftLinks(
-            connectors if speculates else (),
-            greeting(settings, tokenizer.hash, known, rng),
-            settings,
-            self._inbox,
-            self.metrics,
-            rng,
-            law_inlet(settings, known, runner.device, self._inbox, laws, self.metrics),
-        )
-        self.drafts = DraftPool(links, settings, known, laws, self.metrics, clock, rng)
+        self.drafts = make_pool(settings, tokenizer, connectors, leasing, self._inbox, laws, self.metrics, clock, rng)
         self._scheduler = Scheduler(
             runner.pool,
             max_batch=settings.max_batch,
@@ -156,34 +148,29 @@ class TargetEngine:
                 logger.error("engine_stop_timeout timeout_s=%.1f", timeout_s)
                 return
         self._end_all("the engine is shutting down")
-        self.drafts.links.close()
+        self.drafts.shut()
         self.times.close()
 
     def healthy(self) -> bool:
         """True while the engine can serve: not failed or stopped, and in progress if there is work."""
-        if self._failure is not None or self._stop.is_set() or not (self._thread is None or self._thread.is_alive()):
-            return False
-        return not self._live or self._clock() - self._progress_at < self.settings.stall_s
+        ended = self._stop.is_set() or not (self._thread is None or self._thread.is_alive())
+        failed = (self._failure or self._runner.failure) is not None
+        return not (ended or failed) and (not self._live or self._clock() - self._progress_at < self.settings.stall_s)
 
     def wait_for_draft(self, timeout_s: float) -> bool:
         """Wait until a draft replica is ready; True at once where none is used. For the running engine."""
         deadline = time.monotonic() + timeout_s
-        while self.drafts.links.replicas and not self.drafts.ready:
-            if time.monotonic() >= deadline or self._stop.wait(0.01):
-                return False
+        with self.drafts.visiting():
+            while self.drafts.usable and not self.drafts.ready:
+                if time.monotonic() >= deadline or self._stop.wait(0.01):
+                    return False
         return True
 
     def snapshot(self) -> EngineSnapshot:
         """Counts for health pages and tests."""
-        return EngineSnapshot(
-            free_blocks=self._runner.pool.n_free,
-            total_blocks=self._runner.pool.n_total,
-            running=len(self._scheduler.running),
-            waiting=len(self._scheduler.waiting) + len(self._submitted),
-            requests=len(self._live),
-            sessions=count_sessions(self.drafts.links.replicas),
-            drafts=tuple(replica.state.value for replica in self.drafts.links.replicas),
-        )
+        scheduler = self._scheduler
+        waiting = len(scheduler.waiting) + len(self._submitted)
+        return take_snapshot(self._runner.pool, self.drafts, len(scheduler.running), waiting, len(self._live))
 
     # --- engine thread ----------------------------------------------------------------------------------------------
 
@@ -224,12 +211,14 @@ class TargetEngine:
                 self._inbox.wait(_IDLE_S)
 
     def _take_commands(self) -> None:
+        # Aborts are collected first: each follows its submission, which the loop after it then cannot miss.
+        aborted = [self._aborted.popleft() for _ in range(len(self._aborted))]
         while self._submitted:
             live = self._submitted.popleft()
             for choice in live.choices:
                 self._scheduler.add(choice)
-        while self._aborted:
-            live_or_none = self._live.get(self._aborted.popleft())
+        for request_id in aborted:
+            live_or_none = self._live.get(request_id)
             if live_or_none is not None:
                 self._abort(live_or_none)
 
@@ -294,6 +283,6 @@ class TargetEngine:
         metrics.requests_waiting.set(len(self._scheduler.waiting))
         metrics.kv_usage.set(1 - pool.n_free / pool.n_total)
         metrics.preemptions.inc(self._scheduler.take_preemptions())
-        if self.drafts.links.replicas:
+        if self.drafts.usable:
             for state, count in count_sessions(self.drafts.links.replicas).items():
                 metrics.sessions.labels(state).set(count)

@@ -103,14 +103,14 @@ class LawDesk:
     def __init__(self, known: int, columns: int, device: torch.device, metrics: TargetMetrics) -> None:
         self._known = known
         self._columns = columns
-        self._device = device
+        self.device = device
         self._metrics = metrics
         self._logged: set[str] = set()
 
     def read(self, ids: Tensor | None, probabilities: Tensor) -> DraftLaw | str:
         """The law that has come on a tensor channel, checked, or why it cannot be used; for any thread."""
         try:
-            return law_of_tensors(ids, probabilities, self._known, self._columns, self._device)
+            return law_of_tensors(ids, probabilities, self._known, self._columns, self.device)
         except ValueError as error:
             return str(error)
 
@@ -129,7 +129,7 @@ class LawDesk:
 
     def _usable(self, message: Law, proposal: Proposal) -> DraftLaw:
         if not isinstance(message, CompleteLaw):
-            return law_of(message, proposal, self._known, self._columns, self._device)
+            return law_of(message, proposal, self._known, self._columns, self.device)
         check_fits(message, proposal)
         if not isinstance(message.content, DraftLaw):
             raise InvalidFrame(str(message.content))

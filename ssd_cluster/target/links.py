@@ -10,26 +10,26 @@ import logging
 import random
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-import torch
-
-from ssd_cluster.config import LawTransport, TargetSettings
-from ssd_cluster.errors import ConfigError, LinkClosed, LinkError
+from ssd_cluster.config import BreakerSettings, LinkSettings, TargetSettings
+from ssd_cluster.errors import LinkClosed, LinkError
 from ssd_cluster.link.handshake import first_difference
 from ssd_cluster.link.messages import Hello, Load, Message, StreamClosed, Welcome
 from ssd_cluster.link.stream import Inbox, Stream
 from ssd_cluster.link.tensor.inlet import LawInlet
-from ssd_cluster.link.tensor.pairs import available
-from ssd_cluster.link.tensor.rows import LawShape
 from ssd_cluster.metrics import TargetMetrics
-from ssd_cluster.target.laws import LawDesk
 from ssd_cluster.target.replica import Connector, DraftReplica, ReplicaState
 from ssd_cluster.types import ProposalKind
 
 logger = logging.getLogger(__name__)
 
+Dialer = Callable[[str, Inbox], Stream]
+"""Opens a stream to a draft at host:port, or raises ``LinkError``; blocks at most for its own deadline."""
+
 _CHANNELS_S = 3.0
+_IDLE_LINK_S = 30.0
+_DEAD_LINK_S = 5.0
 
 
 def greeting(settings: TargetSettings, tokenizer_hash: str, vocabulary: int, rng: random.Random) -> Hello:
@@ -45,41 +45,14 @@ def greeting(settings: TargetSettings, tokenizer_hash: str, vocabulary: int, rng
     )
 
 
-def law_inlet(
-    settings: TargetSettings, known: int, device: torch.device, inbox: Inbox, laws: LawDesk, metrics: TargetMetrics
-) -> LawInlet | None:
-    """What takes laws from tensor channels, if that is how they are to travel.
-
-    Args:
-        settings: of the target.
-        known: ids that the tokenizer knows.
-        device: of the model.
-        inbox: of the engine.
-        laws: checks them.
-        metrics: counts channels that could not be made or broke.
-
-    Raises:
-        ConfigError: the backend cannot be used here.
-    """
-    link, speculation = settings.link, settings.speculation
-    if link.laws is not LawTransport.TENSOR:
-        return None
-    reason = available(link.tensor.backend, device)
-    if reason is not None:
-        raise ConfigError(f"link.tensor.backend {link.tensor.backend.value!r}: {reason}", param="link.tensor.backend")
-    width = known if speculation.kind is ProposalKind.DENSE else min(speculation.top_m, known)
-    shape = LawShape(speculation.kind, speculation.k, width)
-    failures = metrics.draft_failures.labels("tensor")
-    return LawInlet(inbox, link.tensor, shape, device, laws.read, lambda reason: failures.inc())
-
-
 class DraftLinks:
-    """All draft replicas of one target.
+    """All draft replicas of one target: the given ones for good, and those that leases lead to while they do.
 
     Args:
-        connectors: one per replica.
+        connectors: one per given replica.
         hello: what this target says first; the draft must match it.
-        settings: of this target: deadlines, breakers.
+        link: deadlines.
+        breaker: settings of every replica's breaker.
         inbox: where the streams deliver.
         metrics: counters of this target.
         rng: jitter.
@@ -90,15 +63,18 @@ class DraftLinks:
         self,
         connectors: Sequence[Connector],
         hello: Hello,
-        settings: TargetSettings,
+        link: LinkSettings,
+        breaker: BreakerSettings,
         inbox: Inbox,
         metrics: TargetMetrics,
         rng: random.Random,
         inlet: LawInlet | None = None,
     ) -> None:
-        self.replicas = [DraftReplica(f"draft-{i}", c, settings.breaker, rng) for i, c in enumerate(connectors)]
+        self.replicas = [DraftReplica(f"draft-{i}", c, breaker, rng) for i, c in enumerate(connectors)]
+        self._breaker = breaker
+        self._rng = rng
         self._hello = hello
-        self._settings = settings.link
+        self._settings = link
         self._inbox = inbox
         self._inlet = inlet
         self._metrics = metrics
@@ -106,14 +82,32 @@ class DraftLinks:
         self._by_stream: dict[int, DraftReplica] = {}
         self._closed = False
 
+    def lease(self, name: str, endpoint: str, incarnation: int, dial: Dialer) -> DraftReplica:
+        """One more lease leads to this replica; it is linked unless that has been done."""
+        for replica in self.replicas:
+            if replica.incarnation == incarnation:
+                break
+        else:
+            replica = DraftReplica(name, lambda inbox: dial(endpoint, inbox), self._breaker, self._rng, incarnation)
+            self.replicas = [*self.replicas, replica]  # other threads may be reading the old list
+        replica.leases = (replica.leases or 0) + 1
+        return replica
+
+    def unlease(self, replica: DraftReplica, now: float) -> None:
+        """One lease less leads to this replica; without any its link is kept for a while."""
+        replica.leases = (replica.leases or 0) - 1
+        replica.unleased_at = now
+
     def tick(self, now: float) -> None:
         """Do what is due: attempts, giving up on a peer that does not say Welcome, byte counters."""
         while self._attempts:
             self._attempted(*self._attempts.popleft(), now)
         for replica in self.replicas:
             state = replica.state
-            if state in (ReplicaState.DOWN, ReplicaState.REFUSED):
-                if now >= replica.deadline:
+            if not replica.wanted and now >= replica.unleased_at + _keep_s(state):
+                self._forget(replica)
+            elif state in (ReplicaState.DOWN, ReplicaState.REFUSED):
+                if replica.wanted and now >= replica.deadline:
                     self._connect(replica, now)
             elif state is ReplicaState.GREETING:
                 if now >= replica.deadline:
@@ -154,8 +148,11 @@ class DraftLinks:
         """Give a stream up: its sessions fall back, its breaker opens, the connection is tried again later."""
         if replica.stream is None:
             return
-        logger.warning("draft_lost replica=%s sessions=%d reason=%r", replica.name, len(replica.sessions), reason)
-        self._metrics.draft_failures.labels("stream").inc()
+        if replica.wanted or replica.sessions:
+            logger.warning("draft_lost replica=%s sessions=%d reason=%r", replica.name, len(replica.sessions), reason)
+            self._metrics.draft_failures.labels("stream").inc()
+        else:
+            logger.info("draft_gone replica=%s reason=%r", replica.name, reason)
         self._drop_stream(replica, reason)
         replica.breaker.trip(now)
         replica.failed(now)
@@ -172,6 +169,10 @@ class DraftLinks:
                 outcome.close("target stopped")
         if self._inlet is not None and not self._inlet.close(_CHANNELS_S):
             logger.error("law_channels_stop_timeout timeout_s=%.1f", _CHANNELS_S)
+
+    def _forget(self, replica: DraftReplica) -> None:
+        self.replicas = [other for other in self.replicas if other is not replica]
+        self._drop_stream(replica, "not used any more")
 
     def _connect(self, replica: DraftReplica, now: float) -> None:
         replica.state = ReplicaState.CONNECTING
@@ -193,6 +194,9 @@ class DraftLinks:
         self._inbox.wake()
 
     def _attempted(self, replica: DraftReplica, outcome: Stream | Exception, now: float) -> None:
+        if isinstance(outcome, Stream) and replica not in self.replicas:
+            outcome.close("not used any more")
+            return
         if isinstance(outcome, Exception):
             if replica.failures == 0:
                 logger.warning("draft_unreachable replica=%s error=%r", replica.name, str(outcome))
@@ -214,6 +218,9 @@ class DraftLinks:
             self._drop_stream(replica, f"pair mismatch: {difference}")
             replica.failed(now)
             replica.state = ReplicaState.REFUSED
+            return
+        if replica.incarnation not in (None, welcome.incarnation):
+            self.lost(replica, "another draft answers there", now)
             return
         before = replica.welcome
         if replica.state is ReplicaState.READY and before is not None and before.incarnation != welcome.incarnation:
@@ -253,3 +260,8 @@ class DraftLinks:
     @staticmethod
     def _peer(replica: DraftReplica) -> str:
         return replica.stream.peer if replica.stream is not None else "?"
+
+
+def _keep_s(state: ReplicaState) -> float:
+    """How long a replica is remembered that no lease leads to."""
+    return _IDLE_LINK_S if state is ReplicaState.READY else _DEAD_LINK_S

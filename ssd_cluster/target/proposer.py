@@ -184,6 +184,8 @@ class Proposer:
     def _count_lookup(self, choice: Choice, result: LookupResult) -> None:
         hit = result is LookupResult.HIT
         self._metrics.lookups.labels(result.value).inc()
+        if choice.session is not None and choice.session.replica is not None:
+            choice.session.replica.lookups[result.value] += 1
         self.estimator.observe_lookup(hit=hit)
         stats = choice.live.stats
         stats.cache_hits += hit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from enum import StrEnum
 
@@ -37,11 +38,26 @@ class DraftReplica:
         sessions: the sessions of this target that are open there, by id.
         deadline: when CONNECTING or GREETING has failed, or DOWN tries again.
         bytes_seen: (sent, received) counters of the stream that metrics have already.
+        incarnation: what must answer there; None: any.
+        leases: leases that lead there; None: it needs none.
+        unleased_at: since when none does.
+        lookups: cache lookups of its sessions, by result.
     """
 
-    def __init__(self, name: str, connector: Connector, settings: BreakerSettings, rng: random.Random) -> None:
+    def __init__(
+        self,
+        name: str,
+        connector: Connector,
+        settings: BreakerSettings,
+        rng: random.Random,
+        incarnation: int | None = None,
+    ) -> None:
         self.name = name
         self.connector = connector
+        self.incarnation = incarnation
+        self.leases = None if incarnation is None else 0
+        self.unleased_at = 0.0
+        self.lookups: Counter[str] = Counter()
         self.state = ReplicaState.DOWN
         self.stream: Stream | None = None
         self.welcome: Welcome | None = None
@@ -54,6 +70,11 @@ class DraftReplica:
         self.logged: set[str] = set()
         self._retry_s = settings.retry_s
         self._rng = rng
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody may open a session there."""
+        return self.leases is None or self.leases > 0
 
     @property
     def k_max(self) -> int:

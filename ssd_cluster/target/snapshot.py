@@ -5,8 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ssd_cluster.model.kv import BlockPool
+from ssd_cluster.target.drafts import DraftPool
 from ssd_cluster.target.replica import DraftReplica
 from ssd_cluster.target.session import SessionState
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSnapshot:
+    """One draft replica as this target sees it.
+
+    Attributes:
+        replica: its name; of a leased one that which Serve gave it.
+        state: of the link.
+        breaker: closed, open or half_open.
+        sessions: of this target.
+        session_credit, row_credit: what this target may use there.
+        lookups: cache lookups of sessions there, by result.
+    """
+
+    replica: str
+    state: str
+    breaker: str
+    sessions: int
+    session_credit: int
+    row_credit: int
+    lookups: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +43,8 @@ class EngineSnapshot:
         requests: live requests.
         sessions: open draft sessions by state of their handle.
         drafts: state of each draft replica.
+        links: the draft replicas in detail.
+        leases: leases ``held``, and ``waiting`` to be granted or used.
     """
 
     free_blocks: int
@@ -28,6 +54,37 @@ class EngineSnapshot:
     requests: int
     sessions: dict[str, int]
     drafts: tuple[str, ...]
+    links: tuple[LinkSnapshot, ...]
+    leases: dict[str, int]
+
+
+def take_snapshot(pool: BlockPool, drafts: DraftPool, running: int, waiting: int, requests: int) -> EngineSnapshot:
+    """The state now; for any thread."""
+    replicas = drafts.links.replicas
+    held, asked = drafts.leases.counts if drafts.leases is not None else (0, 0)
+    return EngineSnapshot(
+        free_blocks=pool.n_free,
+        total_blocks=pool.n_total,
+        running=running,
+        waiting=waiting,
+        requests=requests,
+        sessions=count_sessions(replicas),
+        drafts=tuple(replica.state.value for replica in replicas),
+        links=tuple(map(_link, replicas)),
+        leases={"held": held, "waiting": asked},
+    )
+
+
+def _link(replica: DraftReplica) -> LinkSnapshot:
+    return LinkSnapshot(
+        replica=replica.name,
+        state=replica.state.value,
+        breaker=replica.breaker.state.value,
+        sessions=len(replica.sessions),
+        session_credit=replica.session_credit,
+        row_credit=replica.row_credit,
+        lookups=dict(replica.lookups),
+    )
 
 
 def count_sessions(replicas: Sequence[DraftReplica]) -> dict[str, int]:

@@ -72,6 +72,8 @@ def test_sampling(options: list[str], tmp_path: Path, capsys: pytest.CaptureFixt
     times = content["times_s"]
     assert main([*command, "--json", str(out)]) == 0
     assert json.loads(out.read_text())["times_s"] == times, "measured once"
+    assert main([*command, "--json", str(out), "--retime"]) == 0
+    assert json.loads(out.read_text())["times_s"] != times
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     checkpoints = write_checkpoints(tmp_path_factory.mktemp("served"))
     file = read_serve_file(checkpoints.file)
     deadline = time.monotonic() + 2 * DEADLINE_S
-    with StopSignals() as signals, running(file, file.http_options, signals, deadline, spare_cpus=2):
+    with StopSignals() as signals, running(file, file.http_options, signals, deadline, spare_cpus=6):
         yield Live(checkpoints)
 
 

@@ -160,7 +160,7 @@ def test_through_the_codec(both: Pair) -> None:
 def test_aborts_free_the_sessions_of_the_draft_too(both: Pair) -> None:
     engine = both.rig.engine(Mode.SSD, [both.connect], speculation={"k": 4})
     connect(engine)
-    free = both.draft.snapshot()["free_blocks"]
+    free = both.draft.snapshot().free_blocks
     for turn in range(12):
         clients = submit(engine, batch(max_tokens=60))
         for _ in range(turn):
@@ -170,6 +170,6 @@ def test_aborts_free_the_sessions_of_the_draft_too(both: Pair) -> None:
         engine.step()
         assert all(client.finished is not None for client in clients)
     both.await_idle()
-    assert both.draft.snapshot()["free_blocks"] == free
+    assert both.draft.snapshot().free_blocks == free
     assert_clean(engine)
     engine.stop()

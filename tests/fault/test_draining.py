@@ -33,7 +33,7 @@ def test_two_drafts_become_one_with_streams_open(tmp_path: Path, caplog: pytest.
     pair.step()  # the draft says so
     pair.step()  # the target moves
     assert (leaving.n_sessions, staying.n_sessions) == (0, 4)
-    free = leaving.snapshot()["free_blocks"]
+    free = leaving.snapshot().free_blocks
     leaving.stop()
     pair.drafts.remove(leaving)
     assert free == leaving._runner.pool.n_total

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from support.certificates import Authority, write_secrets
+from support.lessors import BookLessor
 from support.live_cluster import Checkpoints, Reference, until, write_checkpoints
 
 from ssd_cluster.config import DraftSettings, LinkSettings
@@ -46,17 +47,18 @@ def opened() -> Iterator[ExitStack]:
 
 def draft(checkpoints: Checkpoints, stack: ExitStack, link: LinkSettings, **changes: Any) -> DraftService:
     (settings,) = (app.args.draft for app in read_serve_file(checkpoints.file).applications if app.args.draft)
-    service = DraftService(DraftSettings.model_validate(settings.model_dump() | changes | {"link": link.model_dump()}))
+    changed = settings.engine_settings.model_dump() | changes | {"link": link.model_dump()}
+    service = DraftService(DraftSettings.model_validate(changed), replica="d")
     stack.callback(service.close)
     return service
 
 
 def target(
-    checkpoints: Checkpoints, stack: ExitStack, link: LinkSettings, endpoint: str, **changes: Any
+    checkpoints: Checkpoints, stack: ExitStack, link: LinkSettings, find: DraftService | None, **changes: Any
 ) -> TargetService:
     (args,) = (app.args.target for app in read_serve_file(checkpoints.file).targets if app.args.target)
     changed = TargetAppArgs.model_validate(args.model_dump() | changes | {"link": link.model_dump()})
-    service = TargetService(changed, "r0", lambda: endpoint)
+    service = TargetService(changed, "r0", BookLessor(lambda: find) if find is not None else None)
     stack.callback(service.close)
     return service
 
@@ -92,8 +94,8 @@ def test_certificates_token_and_api_key_together(
     drafts = draft(checkpoints, opened, guarded, host="0.0.0.0")
     endpoint = drafts.endpoint()["endpoint"]
     assert endpoint.startswith("127.0.0.1:")  # not 0.0.0.0, which nobody can connect to
-    service = target(checkpoints, opened, mine, endpoint, http={"api_keys_file": str(keys)})
-    until(lambda: service.status()["drafts"] == ("ready",), "the link is up", DEADLINE_S)
+    service = target(checkpoints, opened, mine, drafts, http={"api_keys_file": str(keys)})
+    assert service._engine.wait_for_draft(DEADLINE_S)
     assert said(ask(service, KEY)) == (text, True)
     assert ask(service).status_code == ask(service, "another-key-altogether").status_code == 401
     assert service.metrics.registry.get_sample_value("ssd:unauthorized_requests_total") == 2
@@ -108,14 +110,14 @@ def test_a_target_with_a_wrong_token_answers_without_drafts(
     drafts = draft(checkpoints, opened, LinkSettings(token_file=write_secrets(tmp_path / "right", TOKEN)))
     wrong = write_secrets(tmp_path / "wrong", WRONG)
     mine = LinkSettings(token_file=wrong)
-    service = target(checkpoints, opened, mine, drafts.endpoint()["endpoint"], breaker={"retry_s": 0.05})
+    service = target(checkpoints, opened, mine, drafts, breaker={"retry_s": 0.05})
 
     def refusals() -> float:
         return (
             drafts.metrics.registry.get_sample_value("ssd:draft_refused_streams_total", {"reason": "wrong_token"}) or 0
         )
 
-    until(lambda: refusals() >= 2, "it is refused, and tries again later", DEADLINE_S)
+    until(lambda: ask(service) and refusals() >= 2, "it is refused, and tries again later", DEADLINE_S)
     assert said(ask(service)) == (text, False)
     service.check()
     lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
@@ -123,7 +125,7 @@ def test_a_target_with_a_wrong_token_answers_without_drafts(
     assert sum("stream refused" in line for line in lines) == 1
     assert WRONG not in caplog.text
     write_secrets(wrong, TOKEN)
-    until(lambda: service.status()["drafts"] == ("ready",), "the corrected file is read", DEADLINE_S)
+    assert service._engine.wait_for_draft(DEADLINE_S), "the corrected file is read"
     assert said(ask(service)) == (text, True)
 
 
@@ -132,7 +134,7 @@ def test_a_replica_does_not_start_with_files_that_cannot_be_used(
 ) -> None:
     missing = str(tmp_path / "missing")
     with pytest.raises(ConfigError, match=r"http\.api_keys_file: cannot read"):
-        target(checkpoints, opened, LinkSettings(), "127.0.0.1:1", http={"api_keys_file": missing})
+        target(checkpoints, opened, LinkSettings(), None, http={"api_keys_file": missing})
     with pytest.raises(ConfigError, match=r"link\.token_file: cannot read"):
         draft(checkpoints, opened, LinkSettings.model_validate({"token_file": missing}))
     expired = Authority(tmp_path).issue("old", days=-2)

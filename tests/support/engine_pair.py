@@ -79,8 +79,8 @@ class SteppedPair:
         assert_clean(self.engine)
         for draft in self.drafts:
             snapshot = draft.snapshot()
-            assert snapshot["sessions"] == 0
-            assert snapshot["free_blocks"] == draft._runner.pool.n_total
+            assert snapshot.sessions == 0
+            assert snapshot.free_blocks == draft._runner.pool.n_total
             draft._runner.pool.check()
         self.engine.stop()
         for draft in self.drafts:

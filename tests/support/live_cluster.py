@@ -152,8 +152,13 @@ class Live:
         return total
 
     def wait_for_draft(self) -> None:
-        """Until the target's link is up: only then are rounds drafted."""
-        until(lambda: self.status("target")["drafts"] == ("ready",), "the target has found its draft")
+        """Until the target has a link to a draft; sessions bring it up, so there have to be some."""
+
+        def drafted() -> bool:
+            self.http.post("/v1/completions", json={"prompt": "x", "max_tokens": 8, "ignore_eos": True})
+            return "ready" in self.status("target")["drafts"]
+
+        until(drafted, "the target has found its draft")
 
     @contextmanager
     def raw_post(self, path: str, body: dict[str, Any]) -> Iterator[None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 import pytest
@@ -15,6 +16,7 @@ from support.target_rig import Client, Rig, assert_clean, connect, drain, reques
 from ssd_cluster.errors import ContextTooLong, EngineStopped, InvalidRequest, Overloaded
 from ssd_cluster.model.batch import ForwardBatch
 from ssd_cluster.target.request import Delta, Event, Finished, GenerationRequest, SpeculativeOptions
+from ssd_cluster.target.sequence import LiveRequest
 from ssd_cluster.types import FinishReason, Mode
 
 from .conftest import Reference
@@ -266,6 +268,31 @@ def test_a_failing_forward_fails_the_requests_and_the_engine(rig: Rig, monkeypat
         engine.step()
     assert_clean(engine, draft)
     engine.stop()
+
+
+def test_submitted_and_aborted_while_the_engine_takes_commands(rig: Rig) -> None:
+    engine = rig.engine(Mode.AR)
+    late = Client(request("late", PROMPT))
+
+    class Interrupted(deque[LiveRequest]):
+        """Another thread submits and aborts just when the engine has seen that nothing is submitted."""
+
+        interrupted = False
+
+        def __len__(self) -> int:
+            found = super().__len__()
+            if not found and not self.interrupted:
+                self.interrupted = True
+                engine.submit(late.request, late)
+                engine.abort("late")
+            return found
+
+    engine._submitted = Interrupted()
+    for _ in range(3):
+        engine.step()
+    assert late.finished is not None
+    assert late.choices[0].reason is FinishReason.ABORT
+    assert_clean(engine)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

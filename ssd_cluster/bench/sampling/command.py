@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--f", type=branches, default=SaguaroSettings().f, help="F: tokens that are weighed, guesses per position")
     add("--rows", type=branches, default=_SPECULATION.rows, help="R: guesses per round of the planner")
     add("--fanout", choices=[law.value for law in FanoutLaw], default=FanoutLaw.MEASURED.value)
+    add("--retime", action="store_true", help="measure forward times again, e.g. once the machine is quiet")
     add("--plot", type=Path, default=None, metavar="OUT.png", help="draw the figure")
 
 
@@ -63,9 +64,11 @@ def _run(arguments: argparse.Namespace) -> int:
     finally:
         pair.close()
     times = _times(arguments, store)
-    results = summarise(cells, prompts, store, times, arguments.rows, FanoutLaw(arguments.fanout))
+    # Speeds are compared on the same prompts: those that every cell has.
+    complete = [prompt for prompt in prompts if all(cell.key(prompt) in store for cell in cells)]
+    results = summarise(cells, complete or prompts, store, times, arguments.rows, FanoutLaw(arguments.fanout))
     print(table(results))
-    for line in fastest(results):
+    for line in fastest(results) if complete else ():
         print(line)
     if left:
         print(f"{left} of {len(cells) * len(prompts)} continuations are missing; run the same command again")
@@ -108,14 +111,14 @@ def _runner(pair: LoadedPair, raw: bool) -> Any:
 
 
 def _times(arguments: argparse.Namespace, store: Store) -> dict[str, float]:
-    """Step times of the pair in seconds, measured once for each K and R and kept in the file."""
+    """Step times of the pair in seconds, measured once for each K and R and kept in the file, or again if asked for."""
     from ssd_cluster.bench.pair import pair_times
     from ssd_cluster.bench.spec import default_cores
     from ssd_cluster.config import DType
 
     name = f"K={arguments.k} R={arguments.rows}"
     known: dict[str, dict[str, float]] = store.extra.setdefault("times_s", {})
-    if name not in known:
+    if name not in known or arguments.retime:
         progress("timing forward passes")
         chosen = arguments.cores or default_cores()[0]
         target, draft = (
