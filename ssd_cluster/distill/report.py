@@ -27,6 +27,7 @@ from ssd_cluster.types import Mode, ProposalKind
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 LOOKAHEAD = 8
+WHOLE_CHAINS_MS = 10_000  # on a busy machine the default wait cuts chains short, and acceptance would look too low
 ROWS = (1, 2, 4, 8, 16, 32)
 
 
@@ -39,7 +40,7 @@ def measure_draft(settings: DistillSettings, draft: Path, progress: Callable[[st
     options = PairOptions(
         target=settings.target,
         draft=str(draft),
-        speculation=SpeculationSettings(k=LOOKAHEAD),
+        speculation=SpeculationSettings(k=LOOKAHEAD, wait_ms=WHOLE_CHAINS_MS),
         dtype=settings.dtype,
     )
     pair = measure_pair(
@@ -58,7 +59,7 @@ def measure_draft(settings: DistillSettings, draft: Path, progress: Callable[[st
 
 
 def _ratio_acceptance(options: PairOptions, max_tokens: int) -> list[dict[str, Any]]:
-    speculation = SpeculationSettings(k=LOOKAHEAD, kind=ProposalKind.SPARSE)
+    speculation = SpeculationSettings(k=LOOKAHEAD, kind=ProposalKind.SPARSE, wait_ms=WHOLE_CHAINS_MS)
     spec = engine_spec(Mode.SD, options.model_copy(update={"speculation": speculation}))
     found = []
     for temperature, stats in try_out(spec, PROMPTS, [t for t in TEMPERATURES if t > 0], max_tokens).items():
