@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.engine_pair import draft_settings
 from support.ratio_pair import (
     PROMPT,
     VOCABULARY,
@@ -29,10 +30,16 @@ from support.ratio_pair import (
     tiny_pair,
 )
 from support.target_rig import Rig, request, run
+from support.target_rig import connect as open_link
 
+from ssd_cluster.config import LinkSettings
+from ssd_cluster.draft.engine import load_draft
 from ssd_cluster.draft.laws import LawRow
 from ssd_cluster.draft.sampler import Drawn, DrawRow, RowSampler
+from ssd_cluster.link.grpc_backend import Listener, connect
+from ssd_cluster.link.loop import LinkLoop
 from ssd_cluster.link.messages import Law
+from ssd_cluster.link.stream import Inbox
 from ssd_cluster.sampling.processors import RowParams, process
 from ssd_cluster.target.request import SpeculativeOptions
 from ssd_cluster.types import Mode
@@ -216,3 +223,31 @@ def test_mutations_are_caught(
     assert p() > LEVEL
     mutate(monkeypatch)
     assert p() < LEVEL
+
+
+def test_over_grpc_with_threads(models: tuple[Rig, Path]) -> None:
+    """Nothing waits for a law beyond its moment, so how many are used is the machine's affair; some are."""
+    rig, folder = models
+    inbox, link = Inbox(), LinkSettings()
+    draft = load_draft(draft_settings(folder, trust_domain="a"), inbox)
+    draft.start()
+    with LinkLoop() as loop:
+        listener = Listener("127.0.0.1", 0, inbox, link, loop)
+        speculation = {"kind": "sparse", "k": 3, "top_m": 3, "miss_policy": "always_wait", "wait_ms": 10_000.0}
+        engine = rig.engine(
+            Mode.SSD,
+            [lambda target_inbox: connect(listener.endpoint, target_inbox, link, loop)],
+            speculation=speculation,
+            trust_domain="a",
+        )
+        open_link(engine)
+        value = engine.metrics.registry.get_sample_value
+        for seed in range(50):
+            run(engine, [request("g", PROMPT, seed=seed, max_tokens=16, ignore_eos=True)])
+            if value("ssd:laws_total", {"result": "used"}):
+                break
+        assert value("ssd:laws_total", {"result": "used"})
+        assert not value("ssd:laws_total", {"result": "refused"})
+        engine.stop()
+        listener.close()
+    assert draft.stop()
