@@ -95,14 +95,18 @@ class OutcomeStatistics:
         self.rounds += 1
         for position in range(min(k + 1, n)):
             self._kept.add(position, position < k)
-        seen = rank + 1 if rank is not None else (guesses or 0)
-        for index in range(seen):
-            self._ranks[k == n].add(index, index == rank)
+        self.observe_rank(k == n, rank, guesses)
         self._since_halving += 1
         if self._since_halving >= self._memory:
             self._since_halving = 0
             for hazards in (self._kept, *self._ranks.values()):
                 hazards.halve()
+
+    def observe_rank(self, full: bool, rank: int | None, guesses: int | None) -> None:
+        """Count where t* stood alone; ``full``: every proposed token was kept. See ``observe``."""
+        seen = rank + 1 if rank is not None else (guesses or 0)
+        for index in range(seen):
+            self._ranks[full].add(index, index == rank)
 
     @property
     def acceptance(self) -> float:
