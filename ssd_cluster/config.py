@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from ssd_cluster.config_base import Settings as Settings
+from ssd_cluster.config_controller import ControllerSettings as ControllerSettings
 from ssd_cluster.config_http import HttpAccess as HttpAccess
 from ssd_cluster.config_http import HttpSettings as HttpSettings
 from ssd_cluster.config_link import LawTransport as LawTransport
@@ -78,6 +79,9 @@ class SpeculationSettings(Settings):
     ``kind``: how drafted tokens are drawn. ``coupled`` needs nothing but the tokens; for ``sparse`` and ``dense`` the
     laws they were drawn from travel too, and the draft must be trusted (``trust_domain``). ``rule``: None takes
     ``equality`` for ``coupled`` and ``block`` for the others. ``top_m``: entries of a sparse law.
+
+    ``controller``: on, it chooses k, rows and waiting by what it measures, up to these values, and stops speculation
+    where it does not pay.
     """
 
     k: int = Field(default=5, ge=0, le=64)
@@ -92,6 +96,7 @@ class SpeculationSettings(Settings):
     trie_nodes: int = Field(default=400, ge=16)
     ngram_min: int = Field(default=2, ge=1)
     ngram_max: int = Field(default=5, ge=1)
+    controller: ControllerSettings = ControllerSettings()
 
     @model_validator(mode="before")
     @classmethod

@@ -70,6 +70,20 @@ class TargetMetrics:
             "ssd:self_test_acceptance", "Kept share of proposed tokens in the start-up self-test.", registry=r
         )
         self.unauthorized = Counter("ssd:unauthorized_requests", "HTTP requests without a valid API key.", registry=r)
+        self.speculating = Gauge(
+            "ssd:speculating", "1: every request speculates, 0.5: one probes, 0: plain decoding.", registry=r
+        )
+        self.planned_k = Gauge("ssd:planned_k", "Most tokens proposed per row and round now.", registry=r)
+        self.planned_rows = Gauge("ssd:planned_rows", "Most branches asked of a draft per row and round.", registry=r)
+        self.predicted_speed = Gauge(
+            "ssd:predicted_tokens_per_second",
+            "What the controller expects of its plan, and of plain decoding, at the present batch.",
+            ["of"],
+            registry=r,
+        )
+        self.probes = Counter(
+            "ssd:probes", "Probes of the controller: good started speculation, bad did not.", ["result"], registry=r
+        )
         self.sessions = Gauge(
             "ssd:draft_sessions", "Sessions on drafts, by state of the handle.", ["state"], registry=r
         )

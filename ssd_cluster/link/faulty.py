@@ -191,8 +191,8 @@ class FaultyInbox(Inbox):
     def wake(self) -> None:
         self._inner.wake()
 
-    def drain(self) -> list[Received]:
-        return self._inner.drain()
+    def drain_timed(self) -> list[tuple[Stream, Message | StreamClosed, float]]:
+        return self._inner.drain_timed()
 
     def wait(self, timeout_s: float) -> bool:
         return self._inner.wait(timeout_s)

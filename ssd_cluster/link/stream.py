@@ -10,6 +10,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable
 
 from ssd_cluster.link.messages import Message, StreamClosed
 
@@ -61,14 +62,18 @@ class Inbox:
     """Thread-safe queue of (stream, message) pairs with one consumer.
 
     A consumer that has other things to wait for as well (new requests, a stop) may be woken by ``wake``.
+
+    Args:
+        clock: seconds, monotonic; stamps what arrives.
     """
 
-    def __init__(self) -> None:
-        self._items: deque[Received] = deque()
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._items: deque[tuple[Stream, Message | StreamClosed, float]] = deque()
+        self._clock = clock
         self._signal = threading.Event()
 
     def put(self, stream: Stream, message: Message | StreamClosed) -> None:
-        self._items.append((stream, message))
+        self._items.append((stream, message, self._clock()))
         self._signal.set()
 
     def wake(self) -> None:
@@ -77,7 +82,11 @@ class Inbox:
 
     def drain(self) -> list[Received]:
         """All that has arrived, oldest first; never blocks."""
-        received: list[Received] = []
+        return [(stream, message) for stream, message, _ in self.drain_timed()]
+
+    def drain_timed(self) -> list[tuple[Stream, Message | StreamClosed, float]]:
+        """The same, each with the time at which it arrived."""
+        received: list[tuple[Stream, Message | StreamClosed, float]] = []
         while self._items:
             received.append(self._items.popleft())
         return received
@@ -94,7 +103,7 @@ class Inbox:
         deadline = time.monotonic() + timeout_s
         while True:
             if self._items:
-                return self._items.popleft()
+                return self._items.popleft()[:2]
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 return None

@@ -1,8 +1,8 @@
 """Whether and how a target speculates: measures, plans about once a second, and never loses much (section 8).
 
 Three stages. ``PLAIN``: nothing is proposed and no session is open. ``PROBE``: one running request is proposed to for
-16 rounds. ``ON``: every request speculates by the plan. A probe that promises nothing, or rounds that lose more than the
-ledger allows, lead back to ``PLAIN``; then the next probe is due in 5 s, doubling to 60 s while they fail.
+16 rounds. ``ON``: every request speculates by the plan. A probe that promises nothing, or rounds that lose more than
+the ledger allows, lead back to ``PLAIN``; then the next probe is due in 5 s, doubling to 60 s while they fail.
 """
 
 from __future__ import annotations
@@ -80,9 +80,10 @@ class Controller:
         self.stage = Stage.ON if always else Stage.PLAIN
         self.plan = ceiling if always else PLAIN
         self.predicted = self.predicted_plain = 0.0
-        self.probes = {"good": 0, "bad": 0}
+        self._probes = {"good": 0, "bad": 0}
         self._always = always
         self._probed: int | None = None
+        self._room: Plan | None = None
         self._batch = self._failed_batch = 0
         self._pause_s = _FIRST_PAUSE_S
         self._probe_at = -1.0
@@ -107,6 +108,11 @@ class Controller:
             return _QUIET
         return Limits(self.plan.k, self.plan.rows, attached=True)
 
+    def take_probes(self) -> dict[str, int]:
+        """Probes that have ended since the last call, by what they led to: ``good``, ``bad``."""
+        ended, self._probes = self._probes, {"good": 0, "bad": 0}
+        return ended
+
     # --- what the target tells --------------------------------------------------------------------------------------
 
     def round(self, sample: RoundSample) -> None:
@@ -125,24 +131,25 @@ class Controller:
         else:
             self._ledger.count(plain_s * sample.emitted / sample.batch, sample.seconds, plain_s)
 
-    def decide(self, now: float, batch: int, running: Sequence[tuple[int, int]], ready: bool) -> None:
+    def decide(self, now: float, batch: int, running: Sequence[tuple[int, int]], rows: int | None) -> None:
         """Choose stage and plan for the next round.
 
         Args:
             now: the time.
             batch: requests that decode.
             running: (key, tokens left) of those that may speculate.
-            ready: whether a draft can be used.
+            rows: most branches per request that the drafts grant; None if no draft can be used.
         """
         if not running:
             return
+        self._room = replace(self._ceiling, rows=min(self._ceiling.rows, rows)) if rows is not None else None
         changed = not batch / _BATCH_CHANGE < self._batch < batch * _BATCH_CHANGE
         if changed:
             self._batch = batch
             self._measured.restart_speed()
             self._settled = self._rounds + _SETTLE_ROUNDS
         if self.stage is Stage.PLAIN:
-            self._consider_probe(now, batch, running, ready)
+            self._consider_probe(now, batch, running)
         elif self.stage is Stage.PROBE:
             self._follow_probe(now, batch, running)
         else:
@@ -150,18 +157,18 @@ class Controller:
 
     # --- plain ------------------------------------------------------------------------------------------------------
 
-    def _consider_probe(self, now: float, batch: int, running: Sequence[tuple[int, int]], ready: bool) -> None:
+    def _consider_probe(self, now: float, batch: int, running: Sequence[tuple[int, int]]) -> None:
         costs = self._measured.costs
         if self._failed_batch >= 2 * batch:
             self._failed_batch, self._pause_s = batch, _FIRST_PAUSE_S
             self._probe_at = min(self._probe_at, now + self._jittered(_REPLAN_S))
-        if not ready or now < self._probe_at or not costs.plain_known(batch, now - _PLAIN_MEMORY_S):
+        if self._room is None or now < self._probe_at or not costs.plain_known(batch, now - _PLAIN_MEMORY_S):
             return
         if self._ledger.balance_s < _PROBE_CREDIT_ROUNDS * (costs.plain(batch) or 0.0):
             return
         self.stage, self._since = Stage.PROBE, now
         self._measured.restart()
-        plan = starting_plan(self._measured.world, self._ceiling, self._fixed, batch)
+        plan = starting_plan(self._measured.world, self._room, self._fixed, batch)
         # Waits are what a useless draft costs most with; whether they would pay can be predicted without any.
         self.plan = Plan(plan.k, plan.rows, plan.wait and (plan.rows == 0 or "wait" in self._fixed))
         self._probed = None
@@ -182,7 +189,7 @@ class Controller:
                 self.plan = replace(self.plan, wait=True)  # without chains, nothing shows what drafted tokens are worth
         else:
             forecast = Forecast(self._measured.world, batch)
-            plan = best_plan(forecast, self.plan, self._ceiling, self._fixed)
+            plan = best_plan(forecast, self.plan, self._room or self._ceiling, self._fixed)
             if forecast.speed(plan) < _WORTH_STARTING * forecast.plain:
                 self._stop(now, batch, failed=True)
             else:
@@ -191,7 +198,7 @@ class Controller:
     # --- on ---------------------------------------------------------------------------------------------------------
 
     def _start(self, now: float, plan: Plan, forecast: Forecast) -> None:
-        self.probes["good"] += 1
+        self._probes["good"] += 1
         self.stage, self._since, self._probed = Stage.ON, now, None
         self._adopt(now, plan, forecast)
         self._settled = self._rounds + _SETTLE_ROUNDS
@@ -225,7 +232,7 @@ class Controller:
         self._measured.costs.forget(now)
         forecast = Forecast(self._measured.world, batch)
         scale = self._measured.calibrate(forecast.speed(self.plan))
-        best = best_plan(forecast, self.plan, self._ceiling, self._fixed)
+        best = best_plan(forecast, self.plan, self._room or self._ceiling, self._fixed)
         known = self._measured.costs.loaded_known(batch)
         if not self._always and known and scale * forecast.speed(best) < forecast.plain:
             self._stop(now, batch, failed=now - self._since < _LASTING_S)
@@ -246,7 +253,7 @@ class Controller:
     def _stop(self, now: float, batch: int, *, failed: bool) -> None:
         """Back to plain decoding; the next probe later if this one, or a short stretch of speculation, has failed."""
         if self.stage is Stage.PROBE:
-            self.probes["bad"] += 1
+            self._probes["bad"] += 1
         self.stage, self.plan, self._probed, self._quiet = Stage.PLAIN, PLAIN, None, 0
         self.predicted = self.predicted_plain
         self._failed_batch = batch

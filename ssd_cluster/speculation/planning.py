@@ -215,7 +215,7 @@ def _best(forecast: Forecast, plans: list[Plan]) -> Plan:
 
 
 def starting_plan(world: World, ceiling: Plan, fixed: frozenset[str], batch: int) -> Plan:
-    """Before anything is known of the pair: K = clamp(floor((T_v - t_glue - 2 one-way) / t(R)), 2, 8), rows by batch."""
+    """Before anything is known: K = clamp(floor((T_v - t_glue - 2 one-way) / t(R)), 2, 8), and fewer rows if B > 4."""
     share = min(1.0, max(0.0, (batch - _SMALL) / (_LARGE - _SMALL)))
     usual = round(_ROWS_SMALL + share * (_ROWS_LARGE - _ROWS_SMALL))
     rows = ceiling.rows if "rows" in fixed else min(ceiling.rows, usual)

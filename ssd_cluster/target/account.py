@@ -5,6 +5,7 @@ from __future__ import annotations
 from ssd_cluster.metrics import TargetMetrics
 from ssd_cluster.speculation.waiting import WaitEstimator
 from ssd_cluster.target.alarm import AcceptanceAlarm
+from ssd_cluster.target.pilot import Pilot
 from ssd_cluster.target.proposer import Decided
 from ssd_cluster.target.scheduler import Row
 from ssd_cluster.target.sequence import LiveRequest
@@ -14,8 +15,9 @@ from ssd_cluster.target.times import PHASES, VERIFY_PHASES, RoundTimes, Stopwatc
 class Account:
     """Feeds metrics, ``RoundTimes`` and the wait estimator; called after the commit has left."""
 
-    def __init__(self, metrics: TargetMetrics, times: RoundTimes, estimator: WaitEstimator) -> None:
+    def __init__(self, metrics: TargetMetrics, times: RoundTimes, estimator: WaitEstimator, pilot: Pilot) -> None:
         self._metrics = metrics
+        self._pilot = pilot
         self._times = times
         self._estimator = estimator
         self._alarm = AcceptanceAlarm(metrics)
@@ -36,6 +38,7 @@ class Account:
         """Count the outcome of one row."""
         metrics, n_emitted, n_proposed = self._metrics, len(result.emitted), len(result.proposal.tokens)
         metrics.generation_tokens.inc(n_emitted)
+        self._pilot.verified(result)
         if result.choice.k:
             self._estimator.observe_row(drafted=result.proposal.source == "draft", tokens=n_emitted)
         if not n_proposed:
@@ -64,5 +67,6 @@ class Account:
         if len(decided) == len(rows) and all(row.n_run == 1 for row in rows):
             self._times.add(watch.phases, sum(len(result.emitted) for result in decided))
             self._estimator.observe_verify(sum(watch.phases[phase] for phase in VERIFY_PHASES))
+        self._pilot.round(watch, rows, decided)
         if self._times.trace is not None:
             self._times.trace.round(watch, rows, decided)

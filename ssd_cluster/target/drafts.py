@@ -27,6 +27,7 @@ from ssd_cluster.link.messages import (
     Pull,
 )
 from ssd_cluster.metrics import TargetMetrics
+from ssd_cluster.target.blocktimes import BlockTimes
 from ssd_cluster.target.laws import LawDesk
 from ssd_cluster.target.leases import LeaseDesk
 from ssd_cluster.target.links import DraftLinks
@@ -53,6 +54,9 @@ class DraftPool:
         metrics: counters of this target.
         clock: seconds, monotonic.
         rng: session ids.
+
+    Attributes:
+        times: how long the drafts take.
     """
 
     def __init__(
@@ -76,6 +80,7 @@ class DraftPool:
         self._clock = clock
         self._rng = rng
         self._logged: set[str] = set()
+        self.times = BlockTimes()
 
     @property
     def leases(self) -> LeaseDesk | None:
@@ -114,10 +119,13 @@ class DraftPool:
 
     def may_open(self, session: Session) -> bool:
         """Whether it is worth calling ``open`` for a detached session now."""
-        return session.state is SessionState.DETACHED and not session.refused and self._clock() >= session.retry_at
+        if session.state is not SessionState.DETACHED or session.refused or not session.may_attach:
+            return False
+        return self._clock() >= session.retry_at
 
     def open(self, session: Session) -> bool:
         """Open a detached session where there is room; False if there is none now."""
+        self.times.asked(session, self._clock())
         return self._openings.open(session)
 
     def ceilings(self, session: Session, n_left: int, due_us: int) -> Ceilings:
@@ -130,6 +138,7 @@ class DraftPool:
         frames: dict[int, tuple[DraftReplica, list[CommitRow]]] = {}
         for session, row in rows:
             if session.replica is not None:
+                self.times.asked(session, now, row)
                 frames.setdefault(id(session.replica), (session.replica, []))[1].append(row)
         for replica, batch in frames.values():
             self.links.send(replica, CommitBatch(tuple(batch)), now)
@@ -195,6 +204,7 @@ class DraftPool:
             session = self._current(replica, message.session, message.epoch)
             if session is not None and session.state is SessionState.OPENING:
                 session.state = SessionState.ATTACHED
+                self.times.opened(session, replica)
         elif isinstance(message, Nack):
             session = self._current(replica, message.session, message.epoch)
             if session is not None:
@@ -214,6 +224,7 @@ class DraftPool:
             if not valid:
                 return
             block = Block(block.session, block.epoch, block.block_seq, block.base_len, block.fingerprint, valid)
+        self.times.came(session, replica, block)
         stale = session.cache.add_block(block, session.terms.kind)
         if stale and stale == len(valid):
             self._metrics.link_dropped.labels("stale").inc()

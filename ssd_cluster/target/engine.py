@@ -17,6 +17,7 @@ from ssd_cluster.model.runner import ModelRunner
 from ssd_cluster.target.admission import Admission
 from ssd_cluster.target.laws import LawDesk
 from ssd_cluster.target.leases import Leasing
+from ssd_cluster.target.pilot import Pilot
 from ssd_cluster.target.proposer import Proposer
 from ssd_cluster.target.replica import Connector
 from ssd_cluster.target.request import GenerationRequest, Sink
@@ -70,7 +71,7 @@ class TargetEngine:
         self.times = RoundTimes(trace=TargetTrace.of(settings))
         self._runner = runner
         self._clock = clock
-        self._inbox = Inbox()
+        self._inbox = Inbox(clock)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._failure: str | None = None
@@ -91,12 +92,16 @@ class TargetEngine:
             share_prompts=settings.model.prefix_cache,
         )
         self._admission = Admission(runner, tokenizer, settings, self.drafts, rng)
-        proposer = Proposer(settings, self.drafts, self._inbox, self.metrics, self.times, clock, self._stop.is_set)
+        self._pilot = Pilot(settings, self.drafts, self.metrics, clock, rng)
+        proposer = Proposer(
+            settings, self.drafts, self._inbox, self.metrics, self.times, self._pilot, clock, self._stop.is_set
+        )
         self._rounds = RoundLoop(
             runner,
             self._scheduler,
             self.drafts,
             proposer,
+            self._pilot,
             self.metrics,
             self.times,
             Verifier(rules_for(settings.speculation.kind, settings.speculation.rule.value), known, laws),
@@ -282,6 +287,7 @@ class TargetEngine:
         metrics.requests_running.set(len(self._scheduler.running))
         metrics.requests_waiting.set(len(self._scheduler.waiting))
         metrics.kv_usage.set(1 - pool.n_free / pool.n_total)
+        self._pilot.gauge()
         metrics.preemptions.inc(self._scheduler.take_preemptions())
         if self.drafts.usable:
             for state, count in count_sessions(self.drafts.links.replicas).items():

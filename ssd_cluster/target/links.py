@@ -117,7 +117,7 @@ class DraftLinks:
 
     def receive(self, now: float) -> Iterator[tuple[DraftReplica, Message]]:
         """Everything that arrived and concerns sessions; messages about the link itself are dealt with here."""
-        for stream, message in self._inbox.drain():
+        for stream, message, arrived in self._inbox.drain_timed():
             replica = self._by_stream.get(id(stream))
             if replica is None or replica.stream is not stream:
                 continue
@@ -128,6 +128,7 @@ class DraftLinks:
             elif replica.state is not ReplicaState.READY:
                 self._metrics.link_dropped.labels("unexpected").inc()
             else:
+                replica.heard_at = arrived
                 if isinstance(message, Load):
                     replica.load = message
                 yield replica, message

@@ -18,6 +18,7 @@ from ssd_cluster.speculation.waiting import WaitEstimator, make_policy
 from ssd_cluster.target.drafts import DraftPool
 from ssd_cluster.target.finish import Accepted
 from ssd_cluster.target.laws import await_laws
+from ssd_cluster.target.pilot import Pilot
 from ssd_cluster.target.sequence import Choice
 from ssd_cluster.target.session import Ceilings, Session, SessionState
 from ssd_cluster.target.times import RoundTimes
@@ -67,6 +68,7 @@ class Proposer:
         inbox: waited on for chains.
         metrics: counters.
         times: measured T_v.
+        pilot: what the controller allows.
         clock: seconds, monotonic.
         interrupted: True when a wait must end at once (stop).
     """
@@ -78,6 +80,7 @@ class Proposer:
         inbox: Inbox,
         metrics: TargetMetrics,
         times: RoundTimes,
+        pilot: Pilot,
         clock: Callable[[], float],
         interrupted: Callable[[], bool],
     ) -> None:
@@ -87,6 +90,7 @@ class Proposer:
         self._inbox = inbox
         self._metrics = metrics
         self._times = times
+        self._pilot = pilot
         self._clock = clock
         self._interrupted = interrupted
         self._mean_wait_s = math.inf
@@ -98,6 +102,7 @@ class Proposer:
         Returns:
             The choices whose chain must be waited for (``wait``); all others have their proposal.
         """
+        self._pilot.decide(decided)
         missing: list[Choice] = []
         for row in decided:
             if row.ended:
@@ -107,7 +112,7 @@ class Proposer:
                 if not row.hit and self._may_wait(row.choice):
                     missing.append(row.choice)
         unfinished = sum(not row.ended for row in decided)
-        wait = bool(missing) and (self._synchronous or self.estimator.should_wait(unfinished, len(missing)))
+        wait = bool(missing) and (self._synchronous or self._worth_waiting(unfinished, len(missing)))
         waiting = missing if wait else []
         commits: list[tuple[Session, CommitRow]] = []
         for row in decided:
@@ -126,6 +131,9 @@ class Proposer:
             if row.ended and row.choice.session is not None:
                 self._pool.forget(row.choice.session)
         return waiting
+
+    def _worth_waiting(self, batch: int, missing: int) -> bool:
+        return self._pilot.may_wait and self.estimator.should_wait(batch, missing)
 
     def wait(self, waiting: list[Choice], idle: Callable[[], bool] = lambda: False) -> None:
         """Wait until every chain is there, its session is lost, or the deadline has passed; then fall back.
@@ -153,7 +161,7 @@ class Proposer:
             if choice.session is not None:
                 self._pool.observe(choice.session, late=True)
         self._give_up(remaining)
-        self._observe_wait(self._clock() - started)
+        self._observe_wait(self._clock() - started, waiting)
 
     def await_laws(self, sessions: Iterable[Session]) -> None:
         """Give the laws of the proposals that these sessions verify now the last moment to come."""
@@ -175,6 +183,7 @@ class Proposer:
             choice.proposal = resolution.continuation.proposal(len(choice.tokens))
         if session.expecting and session.state is not SessionState.OPENING:
             self._count_lookup(choice, resolution.result)
+            self._pilot.looked_up(row, resolution.result, resolution.rank)
             row.lookup, row.rank = resolution.result, resolution.rank
             row.owed = not (hit or arrived)
             if not row.owed:
@@ -265,8 +274,9 @@ class Proposer:
         if commits:
             self._pool.send(commits)
 
-    def _observe_wait(self, seconds: float) -> None:
+    def _observe_wait(self, seconds: float, waiting: Sequence[Choice]) -> None:
         self.estimator.observe_wait(seconds)
+        self._pilot.waited(seconds, len(waiting), max(choice.draft_room() for choice in waiting))
         first = math.isinf(self._mean_wait_s)
         self._mean_wait_s = seconds if first else self._mean_wait_s + _RATE * (seconds - self._mean_wait_s)
 

@@ -37,6 +37,7 @@ class DraftReplica:
         name: for logs.
         sessions: the sessions of this target that are open there, by id.
         deadline: when CONNECTING or GREETING has failed, or DOWN tries again.
+        heard_at: when the message that is being handled arrived.
         bytes_seen: (sent, received) counters of the stream that metrics have already.
         incarnation: what must answer there; None: any.
         leases: leases that lead there; None: it needs none.
@@ -66,6 +67,7 @@ class DraftReplica:
         self.sessions: dict[int, Session] = {}
         self.deadline = 0.0
         self.failures = 0
+        self.heard_at = 0.0
         self.bytes_seen = (0, 0)
         self.logged: set[str] = set()
         self._retry_s = settings.retry_s

@@ -18,6 +18,7 @@ from ssd_cluster.model.batch import ForwardBatch
 from ssd_cluster.model.runner import ModelRunner
 from ssd_cluster.target.account import Account
 from ssd_cluster.target.drafts import DraftPool
+from ssd_cluster.target.pilot import Pilot
 from ssd_cluster.target.proposer import Decided, Proposer
 from ssd_cluster.target.scheduler import Row, Scheduler
 from ssd_cluster.target.sequence import Choice, LiveRequest
@@ -38,6 +39,7 @@ class RoundLoop:
         scheduler: queues.
         pool: draft sessions.
         proposer: decides what is verified next.
+        pilot: what the controller is told and allows.
         metrics: counters.
         times: breakdown of the time.
         verifier: rules, and what they need.
@@ -52,6 +54,7 @@ class RoundLoop:
         scheduler: Scheduler,
         pool: DraftPool,
         proposer: Proposer,
+        pilot: Pilot,
         metrics: TargetMetrics,
         times: RoundTimes,
         verifier: Verifier,
@@ -63,7 +66,8 @@ class RoundLoop:
         self._scheduler = scheduler
         self._pool = pool
         self._proposer = proposer
-        self._account = Account(metrics, times, proposer.estimator)
+        self._pilot = pilot
+        self._account = Account(metrics, times, proposer.estimator, pilot)
         self._verifier = verifier
         self._clock = clock
         self._ended = ended
@@ -132,6 +136,7 @@ class RoundLoop:
             session = row.choice.session
             if session is None or session.state is not SessionState.DETACHED or row.choice.proposal.tokens:
                 continue
+            self._pilot.admit(row.choice)
             if row.n_run > 1 and row.choice.n_left > 1 and self._pool.may_open(session):
                 self._pool.open(session)
 

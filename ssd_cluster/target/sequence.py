@@ -92,6 +92,8 @@ class Choice:
         k, session = self.k, self.session
         if session is not None and session.replica is not None:
             k = min(k, session.replica.k_max)
+        if session is not None and session.limits is not None:
+            k = min(k, session.limits.k)
         return max(0, min(k, self.n_left - 1))
 
     def row_params(self, position: int) -> RowParams:

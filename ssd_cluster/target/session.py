@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ssd_cluster.link.messages import CommitRow, Next, Open
 from ssd_cluster.speculation.cache import SpeculationCache
+from ssd_cluster.speculation.controller import Limits
 from ssd_cluster.types import Proposal, ProposalKind
 
 if TYPE_CHECKING:
@@ -69,6 +70,9 @@ class Session:
         late_rounds: consecutive rounds whose block did not come in time.
         inflight: proposal that is verified now or next.
         expecting: a block was asked for in this round.
+        limits: what the controller allows; None without one.
+        asked_rows: branches that the newest message allowed.
+        asked_at: when a block was asked for; None once it has come.
         law: the law of ``inflight``, once it has come.
         law_refused: a law for ``inflight`` has come and could not be used.
     """
@@ -86,6 +90,9 @@ class Session:
         self.refused = False
         self.inflight = Proposal(len(terms.tokens))
         self.expecting = False
+        self.limits: Limits | None = None
+        self.asked_rows = 0
+        self.asked_at: float | None = None
         self.law: DraftLaw | None = None
         self.law_refused = False
         self._reopened: deque[float] = deque(maxlen=REOPEN_LIMIT)
@@ -95,9 +102,16 @@ class Session:
         """Only a session that answers in time is ever waited for."""
         return self.state is SessionState.ATTACHED
 
+    @property
+    def may_attach(self) -> bool:
+        """Whether the controller lets it be open."""
+        return self.limits is None or self.limits.attached
+
     def open(self, replica: DraftReplica, cache: SpeculationCache, rows: int) -> Open:
         """Start a new epoch on ``replica``; returns the message that opens it with every committed token."""
         terms = self.terms
+        rows = self._allowed(rows)
+        self.asked_rows = rows
         self.epoch += 1
         self.counter = 0
         self.late_rounds = 0
@@ -124,6 +138,9 @@ class Session:
             saguaro_c=terms.saguaro_c,
             saguaro_f=terms.saguaro_f,
         )
+
+    def _allowed(self, rows: int) -> int:
+        return rows if self.limits is None else min(rows, self.limits.rows)
 
     def _verifies(self, proposal: Proposal) -> None:
         """This is verified next; a law belongs to one proposal only."""
@@ -165,9 +182,12 @@ class Session:
             finish: the choice has ended.
         """
         total = len(self.terms.tokens)
+        rows = self._allowed(ceilings.rows)
+        k = ceilings.k if self.limits is None else min(ceilings.k, max(1, self.limits.k))
+        self.asked_rows = rows
         self.counter += 1
         self._verifies(proposal if proposal is not None else Proposal(total))
-        self.expecting = proposal is None or ceilings.rows > 0
+        self.expecting = proposal is None or rows > 0
         if self.cache is not None:
             self.cache.propose(self.inflight)
         following = Next.WAIT
@@ -179,8 +199,8 @@ class Session:
             from_len=total - len(tokens),
             tokens=tuple(tokens),
             next=following,
-            k=ceilings.k,
-            rows=ceilings.rows,
+            k=k,
+            rows=rows,
             counter=self.counter,
             due_us=ceilings.due_us,
             deadline_us=deadline_us,

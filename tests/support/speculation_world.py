@@ -7,7 +7,7 @@ milliseconds; or it follows one fixed plan, to be compared with.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from ssd_cluster.config import MissPolicy
@@ -118,7 +118,7 @@ class Simulation:
         self.rounds += 1
         if self.controller is not None:
             running = [(row.key, 1000) for row in rows]
-            self.controller.decide(self.now, len(rows), running, ready=True)
+            self.controller.decide(self.now, len(rows), running, 10**6)
             self.plans.append((self.now, self.controller.stage.value, self.controller.plan))
         waited = self._propose(rows, kept, verify)
         self.now += waited
@@ -212,11 +212,12 @@ class Simulation:
         return seconds
 
 
-def controlled(pair: Pair, *, k: int = 8, rows: int = 24, batch: int = 1, seed: int = 0, **options: object) -> Simulation:
+def controlled(
+    pair: Pair, *, k: int = 8, rows: int = 24, batch: int = 1, seed: int = 0, fixed: Iterable[str] = ()
+) -> Simulation:
     """A simulation with a controller under these ceilings."""
     measured = Measured()
-    fixed = frozenset(options.get("fixed", ()))  # type: ignore[call-overload]
-    controller = Controller(Plan(k, rows, wait=True), fixed, measured, random.Random(seed), Ledger())
+    controller = Controller(Plan(k, rows, wait=True), frozenset(fixed), measured, random.Random(seed), Ledger())
     return Simulation(pair, batch, controller, measured, seed=seed)
 
 
