@@ -25,7 +25,7 @@ from ssd_cluster.bench.report import table, write_json
 from ssd_cluster.bench.spec import PairOptions, engine_spec, traced
 from ssd_cluster.bench.summary import ModeResult
 from ssd_cluster.bench.workload import load_prompts
-from ssd_cluster.config import DType, FanoutLaw, MissPolicy, SpeculationSettings
+from ssd_cluster.config import ControllerSettings, DType, FanoutLaw, MissPolicy, SpeculationSettings
 from ssd_cluster.errors import ConfigError
 from ssd_cluster.types import Mode
 
@@ -55,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="ranks of the target, a process each (default 1)",
     )
+    add("--controller", action="store_true", help="ssd chooses by itself: --k and --rows are then ceilings")
     add("--target-cores", type=cores, default=None, help="CPU cores of the target, e.g. 0,1 (default: the first)")
     add("--draft-cores", type=cores, default=None, help="CPU cores of the draft in mode ssd (default: the second)")
 
@@ -95,6 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
             rows=arguments.rows,
             miss_policy=MissPolicy(arguments.miss_policy),
             wait_ms=arguments.wait_ms,
+            controller=ControllerSettings(enabled=arguments.controller),
         ),
         fanout=FanoutLaw(arguments.fanout),
         dtype=DType(arguments.dtype),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ssd_cluster.bench.handle import RequestRecord, RunRecord, Workload
+from ssd_cluster.bench.handle import PlannedRounds, RequestRecord, RunRecord, Workload
 from ssd_cluster.errors import EngineStopped
 from ssd_cluster.sampling.params import SamplingParams
 from ssd_cluster.target.request import Delta, Event, Finished, GenerationRequest, Sink
@@ -140,6 +140,9 @@ class Driver:
             rounds=times.rounds,
             phase_s=_named(times.seconds),
             hit_path_s=tuple(times.hit_path),
+            plans=tuple(
+                PlannedRounds(k=k, rows=rows, wait=wait, rounds=n) for (k, rows, wait), n in list(times.plans.items())
+            ),
         )
 
 

@@ -50,17 +50,28 @@ class RequestRecord(Settings):
     output_crc: int = 0
 
 
+class PlannedRounds(Settings):
+    """Rounds in which a controller allowed ``k`` tokens and ``rows`` branches, and misses to ``wait``; k = 0: plain."""
+
+    k: int
+    rows: int
+    wait: bool
+    rounds: int
+
+
 class RunRecord(Settings):
     """One run of a workload on one engine.
 
     ``rounds`` and ``phase_s`` (sums, seconds) cover pure decoding rounds; ``hit_path_s`` are samples of the time from
-    the end of one target forward to the start of the next where no row missed.
+    the end of one target forward to the start of the next where no row missed. ``plans``: what a controller planned,
+    with the decoding rounds of each.
     """
 
     requests: tuple[RequestRecord, ...]
     rounds: int
     phase_s: dict[str, float]
     hit_path_s: tuple[float, ...] = ()
+    plans: tuple[PlannedRounds, ...] = ()
 
 
 class EngineHandle(Protocol):

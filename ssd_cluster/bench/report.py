@@ -30,8 +30,11 @@ def write_json(path: Path, config: Mapping[str, object], results: Sequence[ModeR
 
 
 def table(results: Sequence[ModeResult]) -> str:
-    """One line per result, columns aligned."""
+    """One line per result, columns aligned; what controllers planned is the last column, where there are any."""
     rows = [_HEADER, *(_cells(result, _plain(result, results)) for result in results)]
+    if any(result.plans for result in results):
+        plans = ["plan (share of rounds)", *(_plan(result) for result in results)]
+        rows = [(*row, plan) for row, plan in zip(rows, plans, strict=True)]
     return aligned(rows)
 
 
@@ -49,6 +52,7 @@ def _entry(result: ModeResult) -> dict[str, object]:
         "acceptance": result.acceptance,
         "hit_rate": result.hit_rate,
         "round_ms": result.round_ms,
+        "plans": [plan.model_dump() for plan in result.plans],
     }
 
 
@@ -80,6 +84,15 @@ def _cells(result: ModeResult, plain: ModeResult | None) -> tuple[str, ...]:
 def _share(part: float | None, whole: float | None) -> float | None:
     """Percent."""
     return 100 * part / whole if part is not None and whole else None
+
+
+def _plan(result: ModeResult) -> str:
+    """What the controller planned most, e.g. ``k5 r16 wait (93 %)``."""
+    if not result.plans:
+        return "-"
+    top, rounds = result.plans[0], sum(plan.rounds for plan in result.plans)
+    name = f"k{top.k} r{top.rows}{' wait' if top.wait else ''}" if top.k else "plain"
+    return f"{name} ({100 * top.rounds / rounds:.0f} %)"
 
 
 def _figure(value: float | None, form: str) -> str:

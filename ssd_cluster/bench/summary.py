@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ssd_cluster.bench.handle import PHASES, RequestRecord, RunRecord
+from ssd_cluster.bench.handle import PHASES, PlannedRounds, RequestRecord, RunRecord
 from ssd_cluster.types import Mode
 
 
@@ -30,6 +31,7 @@ class ModeResult:
         hit_rate: share of cache lookups that gave a proposal; None without lookups.
         round_ms: mean milliseconds per engine round by phase, their ``total``, and ``hit_path``: the median time from
             the end of one target forward to the start of the next where no row missed (None without samples).
+        plans: what the controller planned, most rounds first; empty without one.
     """
 
     mode: Mode
@@ -40,6 +42,7 @@ class ModeResult:
     acceptance: float | None
     hit_rate: float | None
     round_ms: dict[str, float | None]
+    plans: tuple[PlannedRounds, ...] = ()
 
 
 def summarise(mode: Mode, temperature: float, batch: int, runs: Sequence[RunRecord]) -> ModeResult:
@@ -58,7 +61,17 @@ def summarise(mode: Mode, temperature: float, batch: int, runs: Sequence[RunReco
         acceptance=sum(request.accepted_tokens for request in requests) / drafted if drafted else None,
         hit_rate=hits / lookups if lookups else None,
         round_ms=round_breakdown(runs),
+        plans=planned(runs),
     )
+
+
+def planned(runs: Iterable[RunRecord]) -> tuple[PlannedRounds, ...]:
+    """The plans of all runs with their rounds, most rounds first."""
+    rounds: Counter[tuple[int, int, bool]] = Counter()
+    for run in runs:
+        for plan in run.plans:
+            rounds[plan.k, plan.rows, plan.wait] += plan.rounds
+    return tuple(PlannedRounds(k=k, rows=rows, wait=wait, rounds=n) for (k, rows, wait), n in rounds.most_common())
 
 
 def decode_speed(requests: Iterable[RequestRecord]) -> float:

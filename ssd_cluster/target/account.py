@@ -66,6 +66,8 @@ class Account:
             self._phases[phase].inc(seconds)
         if len(decided) == len(rows) and all(row.n_run == 1 for row in rows):
             self._times.add(watch.phases, sum(len(result.emitted) for result in decided))
+            if (plan := self._pilot.plan) is not None:
+                self._times.plans[plan.k, plan.rows, plan.wait] += 1
             self._estimator.observe_verify(sum(watch.phases[phase] for phase in VERIFY_PHASES))
         self._pilot.round(watch, rows, decided)
         if self._times.trace is not None:

@@ -50,6 +50,7 @@ class Pilot:
         self._clock = clock
         self._measured = Measured()
         self._attached = False
+        self._rows = speculation.rows
         self._told = (0.0, 0.0)
         self.controller: Controller | None = None
         if speculation.controller.enabled and settings.mode is Mode.SSD and speculation.k:
@@ -88,15 +89,21 @@ class Pilot:
             session = choice.session
             if session is None:
                 continue
+            wanted = session.may_attach
             self.admit(choice)
             if not session.may_attach and session.replica is not None:
                 self._pool.close(session)
+            elif not session.may_attach and wanted:
+                self._pool.forget(session)  # it may wait for a lease
 
     def _grant(self, sessions: int) -> int | None:
-        """Rows that the drafts grant to each of so many sessions; None if no draft can be used."""
+        """Rows that the drafts grant to each of so many sessions; None if no draft can be used.
+
+        A leased draft is linked only when a session wants it, so that the settings must do until then.
+        """
         ready = [replica for replica in self._pool.links.replicas if replica.state is ReplicaState.READY]
         if not ready:
-            return None
+            return self._rows if self._pool.leases is not None else None
         welcome = ready[0].welcome
         if welcome is not None:
             told = (welcome.step_time.base_us / 1e6, welcome.step_time.per_row_us / 1e6)

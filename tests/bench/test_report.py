@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ssd_cluster.bench.handle import PlannedRounds
 from ssd_cluster.bench.report import as_json, table, write_json
 from ssd_cluster.bench.summary import ModeResult, Spread
 from ssd_cluster.types import Mode
@@ -44,6 +45,7 @@ def test_json_has_the_documented_shape(results: list[ModeResult], tmp_path: Path
     for entry in read["results"]:
         assert list(entry) == [
             "mode", "temperature", "batch", "tokens_per_s", "tokens_per_round", "acceptance", "hit_rate", "round_ms",
+            "plans",
         ]  # fmt: skip
         assert set(entry["tokens_per_s"]) == {"median", "min", "max"}
     assert read["results"][0]["mode"] == "ar"
@@ -64,3 +66,13 @@ def test_table_lines_up_and_compares_with_plain_decoding_of_the_same_work(result
     assert lines[3][column - 4 : column + 1] == "0.800"
     for figure in ("23.85", "20.00", "0.10", "1.35", "0.90", "3.77", "0.50", "0.25", "0.75", "1.25"):
         assert figure in lines[3]
+
+
+def test_what_controllers_planned_is_a_column_of_its_own(results: list[ModeResult]) -> None:
+    assert "plan" not in table(results)
+    plans = (PlannedRounds(k=5, rows=16, wait=True, rounds=90), PlannedRounds(k=0, rows=0, wait=False, rounds=30))
+    lines = table([*results, result(Mode.SSD, 40.0, plans=plans), result(Mode.SSD, 40.0, plans=plans[1:])]).splitlines()
+    assert len({len(line) for line in lines}) == 1
+    assert lines[3].endswith(" -")
+    assert lines[5].endswith("  k5 r16 wait (75 %)")
+    assert lines[6].endswith("  plain (100 %)")
