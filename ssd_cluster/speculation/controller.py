@@ -19,13 +19,14 @@ from ssd_cluster.speculation.planning import PLAIN, Forecast, Plan, best_plan, s
 _PROBE_ROUNDS = 16
 _FEW_DRAFTED = 3
 _PROBE_PATIENCE_S = 10.0
-_PROBE_CREDIT_ROUNDS = 3.0
+_PROBE_CREDIT_ROUNDS = 1.5
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 60.0
 _JITTER = 0.25
 _REPLAN_S = 1.0
 _SETTLE_ROUNDS = 6
 _WORTH_STARTING = 1.05
-_WORTH_SWITCHING = 1.03
+_WORTH_KEEPING = 1.02
+_WORTH_SWITCHING = 1.04
 _BATCH_CHANGE = 1.5
 _LASTING_S = 30.0
 _QUIET_ROUNDS = 4
@@ -90,6 +91,7 @@ class Controller:
         self._since = 0.0
         self._replan_at = -1.0
         self._rounds = self._settled = 0
+        self._promising = False  # another plan was better when last looked at; it must be so twice to be taken
         self._quiet = 0
         self._quiet_at, self._quiet_round = 0.0, -_QUIET_SOONEST_ROUNDS
 
@@ -189,7 +191,7 @@ class Controller:
                 self.plan = replace(self.plan, wait=True)  # without chains, nothing shows what drafted tokens are worth
         else:
             forecast = Forecast(self._measured.world, batch)
-            plan = best_plan(forecast, self.plan, self._room or self._ceiling, self._fixed)
+            plan = best_plan(forecast, self._room or self._ceiling, self._fixed)
             if forecast.speed(plan) < _WORTH_STARTING * forecast.plain:
                 self._stop(now, batch, failed=True)
             else:
@@ -215,7 +217,7 @@ class Controller:
         if self._wants_quiet(now, batch):
             self._be_quiet(now)
         elif changed or now >= self._replan_at or self._rounds == self._settled:
-            self._replan(now, batch)
+            self._replan(now, batch, changed or self._rounds == self._settled)
 
     def _wants_quiet(self, now: float, batch: int) -> bool:
         """Whether it is time to measure plain rounds again, without a draft at work beside them."""
@@ -228,17 +230,20 @@ class Controller:
         self._quiet = _QUIET_ROUNDS
         self._quiet_at, self._quiet_round = now, self._rounds
 
-    def _replan(self, now: float, batch: int) -> None:
+    def _replan(self, now: float, batch: int, changed: bool) -> None:
         self._measured.costs.forget(now)
         forecast = Forecast(self._measured.world, batch)
         scale = self._measured.calibrate(forecast.speed(self.plan))
-        best = best_plan(forecast, self.plan, self._room or self._ceiling, self._fixed)
+        best = best_plan(forecast, self._room or self._ceiling, self._fixed)
         known = self._measured.costs.loaded_known(batch)
-        if not self._always and known and scale * forecast.speed(best) < forecast.plain:
+        if not self._always and known and scale * forecast.speed(best) < _WORTH_KEEPING * forecast.plain:
             self._stop(now, batch, failed=now - self._since < _LASTING_S)
             return
         better = forecast.speed(best) > _WORTH_SWITCHING * forecast.speed(self.plan)
-        self._adopt(now, best if better or not self._allowed(self.plan) else self.plan, forecast, scale)
+        urgent = changed or not self._allowed(self.plan)
+        switch = urgent or (better and self._promising)
+        self._promising = better and not switch
+        self._adopt(now, best if switch else self.plan, forecast, scale)
 
     def _allowed(self, plan: Plan) -> bool:
         return 0 < plan.k <= self._ceiling.k and plan.rows <= self._ceiling.rows

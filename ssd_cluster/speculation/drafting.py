@@ -66,6 +66,12 @@ class DraftTimes:
         if compute > 0:
             self._ratios.add((seconds - self.round_trip_s) / compute)
 
+    def observe_late(self, seconds: float, *, proposed: int, rows: int, sessions: int) -> None:
+        """No block has come in so many seconds: the draft is at least that slow, however slow it was before."""
+        compute = self._step(sessions * (proposed + 1)) + self._step(sessions * max(1, rows))
+        if compute > 0:
+            self._ratios.add(max(self.slowness, (seconds - self.round_trip_s) / compute))
+
     def observe_wait(self, seconds: float, batch: int, k: int) -> None:
         """A wait for just-in-time chains of ``k`` tokens for ``batch`` rows has ended, in time or not."""
         predicted = self._chain(batch, k)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-_FIRST_ROUNDS = 4.0
-_MOST_ROUNDS = 6.0
+_FIRST_ROUNDS = 1.5
+_MOST_ROUNDS = 4.0
 
 
 class Ledger:
@@ -16,7 +16,7 @@ class Ledger:
         share: of plain decoding time that may be lost.
     """
 
-    def __init__(self, share: float = 0.03) -> None:
+    def __init__(self, share: float = 0.02) -> None:
         self._share = share
         self._started = False
         self.balance_s = 0.0

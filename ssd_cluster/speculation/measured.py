@@ -11,12 +11,13 @@ from ssd_cluster.speculation.planning import World
 from ssd_cluster.speculation.statistics import OutcomeStatistics
 from ssd_cluster.types import LookupResult
 
-_MEMORY_ROUNDS = 128
-_LOOKUPS = 64
-_WINDOW = 64
+_MEMORY_ROUNDS = 256
+_LOOKUPS = 256
+_WINDOW = 128
 _RATE = 0.05
 _ENOUGH_LOOKUPS = 8
 _SHRINK = 16.0
+_BELIEVED = 48
 _LEAST_SCALE, _MOST_SCALE = 0.2, 1.5
 
 
@@ -134,7 +135,8 @@ class Measured:
         seconds = sum(s for _, s in self._rounds)
         if not self._rounds or seconds <= 0 or predicted <= 0:
             return self._scale
-        share = len(self._rounds) / (len(self._rounds) + _SHRINK)
+        n = len(self._rounds)
+        share = 1.0 if n >= _BELIEVED else n / (n + _SHRINK)
         ratio = sum(tokens for tokens, _ in self._rounds) / seconds / predicted
         self._scale = min(max(1 + share * (ratio - 1), _LEAST_SCALE), _MOST_SCALE)
         return self._scale

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from ssd_cluster.speculation.costs import RoundCosts
 from ssd_cluster.speculation.drafting import DraftTimes
-from ssd_cluster.speculation.fanout import MeasuredPlanner
+from ssd_cluster.speculation.fanout import allocate
 from ssd_cluster.speculation.statistics import OutcomeStatistics
 
 _LEAST_K, _MOST_K = 2, 8
 _ROWS_SMALL, _ROWS_LARGE = 20, 10
 _SMALL, _LARGE = 4, 16
 _SHARES = (1.0, 0.75, 0.5, 0.25)
-_WORTH_ANOTHER_TURN = 1.001
+_LOOKAHEADS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 64)
 _NEGLIGIBLE = 1e-4
 
 
@@ -72,27 +72,6 @@ class World:
             raise ValueError("no plain round was seen yet")
         return batch / seconds
 
-    def guess_rate(self, k: int, rows: int) -> float:
-        """Probability that the outcome of a proposal of ``k`` tokens is among ``rows`` guesses.
-
-        The planner's own formula; its misses are scaled to what was measured with other ``rows``.
-        """
-        modelled = self._modelled_rate(k, rows)
-        if self.hit_rate is None:
-            return modelled
-        at_measured = self._modelled_rate(self.k, self.rows)
-        scale = (1 - self.hit_rate) / max(1 - at_measured, 1e-3)
-        return min(1.0, max(0.0, 1 - scale * (1 - modelled)))
-
-    def _modelled_rate(self, k: int, rows: int) -> float:
-        if rows <= 0:
-            return 0.0
-        kept = self.outcomes.kept_probabilities(k)
-        counts = MeasuredPlanner().plan(rows, k, self.outcomes)
-        most = max(counts)
-        ranks = {full: self.outcomes.rank_probabilities(full, most) for full in (False, True)}
-        return sum(kept[n] * sum(ranks[n == k][: counts[n]]) for n in range(k + 1))
-
 
 class Forecast:
     """Speeds that ``world`` predicts for one batch size; what several plans share is computed once.
@@ -111,6 +90,7 @@ class Forecast:
         self._rounds: dict[int, float] = {}
         self._rates: dict[tuple[int, int], float] = {}
         self._waits: dict[tuple[int, int], float] = {}
+        self._laws: dict[int, tuple[list[float], list[float]]] = {}
         self._speeds: dict[Plan, float] = {PLAIN: self.plain}
 
     def speed(self, plan: Plan) -> float:
@@ -165,10 +145,36 @@ class Forecast:
         return seconds
 
     def _guess_rate(self, k: int, rows: int) -> float:
+        """Probability that the outcome of a proposal of ``k`` tokens is among ``rows`` guesses.
+
+        The planner's own formula; its misses are scaled to those measured with another proposal and other rows.
+        """
+        rate, world = self._modelled_rate(k, rows), self._world
+        if world.hit_rate is None:
+            return rate
+        scale = (1 - world.hit_rate) / max(1 - self._modelled_rate(world.k, world.rows), 1e-3)
+        return min(1.0, max(0.0, 1 - scale * (1 - rate)))
+
+    def _modelled_rate(self, k: int, rows: int) -> float:
+        if rows <= 0:
+            return 0.0
         rate = self._rates.get((k, rows))
         if rate is None:
-            rate = self._rates[k, rows] = self._world.guess_rate(k, rows)
+            kept, (rejected, full) = self._world.outcomes.kept_probabilities(k), self._rank_laws(rows)
+            laws = [*[rejected] * k, full]
+            counts = allocate(rows, [rows] * (k + 1), lambda n, f: kept[n] * laws[n][f])
+            rate = sum(p * sum(law[:count]) for p, law, count in zip(kept, laws, counts, strict=True))
+            self._rates[k, rows] = rate
         return rate
+
+    def _rank_laws(self, rows: int) -> tuple[list[float], list[float]]:
+        """P(rank of t*) after a rejection and after full acceptance."""
+        laws = self._laws.get(rows)
+        if laws is None:
+            outcomes = self._world.outcomes
+            laws = outcomes.rank_probabilities(False, rows), outcomes.rank_probabilities(True, rows)
+            self._laws[rows] = laws
+        return laws
 
 
 def _expected(outcomes: OutcomeStatistics, depth: float) -> float:
@@ -183,34 +189,19 @@ def _binomial(n: int, p: float) -> Sequence[float]:
     return [math.comb(n, m) * p**m * (1 - p) ** (n - m) for m in range(n + 1)]
 
 
-def best_plan(forecast: Forecast, start: Plan, ceiling: Plan, fixed: frozenset[str]) -> Plan:
+def best_plan(forecast: Forecast, ceiling: Plan, fixed: frozenset[str]) -> Plan:
     """The plan of the highest predicted speed, the cheapest of equals.
-
-    K and waiting are searched together, then the rows, until nothing gains: a full search would cost the engine a
-    noticeable pause.
 
     Args:
         forecast: what to maximise.
-        start: where to begin.
         ceiling: most tokens and rows, and whether waiting is allowed at all.
         fixed: "k", "rows", "wait": stay at the ceiling.
     """
-    ks = [ceiling.k] if "k" in fixed else range(1, ceiling.k + 1)
+    ks = [ceiling.k] if "k" in fixed else sorted({min(k, ceiling.k) for k in _LOOKAHEADS})
     waits = [ceiling.wait] if "wait" in fixed or not ceiling.wait else [False, True]
     shares = (1.0,) if "rows" in fixed else _SHARES
-    choices = sorted({max(1, round(share * ceiling.rows)) for share in shares}) if ceiling.rows else [0]
-    rows = min(choices, key=lambda r: abs(r - start.rows))
-    while True:
-        best = _best(forecast, [Plan(k, rows, wait) for k in ks for wait in waits])
-        best = _best(forecast, [Plan(best.k, r, wait) for r in choices for wait in waits])
-        if best.rows == rows:
-            return best
-        if forecast.speed(best) <= forecast.speed(Plan(best.k, rows, best.wait)) * _WORTH_ANOTHER_TURN:
-            return best
-        rows = best.rows
-
-
-def _best(forecast: Forecast, plans: list[Plan]) -> Plan:
+    rows = sorted({max(1, round(share * ceiling.rows)) for share in shares}) if ceiling.rows else [0]
+    plans = [Plan(k, r, wait) for k in ks for r in rows for wait in waits]
     return max(plans, key=lambda plan: (forecast.speed(plan), -plan.k, -plan.rows, not plan.wait))
 
 

@@ -118,6 +118,9 @@ class Pilot:
         if self.controller is not None and session is not None:
             n, kept = len(row.proposal.tokens), row.n_accepted
             self._measured.lookup(result, n=n, kept=kept, rank=rank, rows=session.asked_rows)
+            if result is LookupResult.LATE and session.asked_at is not None and session.replica is not None:
+                late_s, sessions = self._clock() - session.asked_at, len(session.replica.sessions)
+                self._measured.drafting.observe_late(late_s, proposed=n, rows=session.asked_rows, sessions=sessions)
 
     def verified(self, row: Decided) -> None:
         """The outcome of one row. The last of a choice is left out: an end cuts it anywhere."""

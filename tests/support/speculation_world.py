@@ -142,9 +142,10 @@ class Simulation:
     def _propose(self, rows: list[Row], kept: list[int], verify: float) -> float:
         """Look up, wait where that pays, and leave every row with its next proposal; returns the seconds waited."""
         working = [row for row in rows if row.asked is not None and row.asked.rows]
+        reach = self._reach(working, verify)
         missing: list[Row] = []
         for row, k in zip(rows, kept, strict=True):
-            limits, depth = self.limits(row), self._depth(row, working, verify)
+            limits, depth = self.limits(row), self._depth(row, reach)
             verified, row.proposal, row.drafted = row.proposal, 0, False
             if depth is not None:
                 self._look_up(row, verified, k, depth, limits)
@@ -156,21 +157,29 @@ class Simulation:
             return 0.0
         return self._wait(missing)
 
-    def _depth(self, row: Row, working: list[Row], verify: float) -> int | None:
+    def _reach(self, working: list[Row], verify: float) -> int:
+        """Depth that blocks reach in the time of a verification."""
+        pair = self.pair
+        total = sum(row.asked.rows for row in working if row.asked is not None)
+        deepest = max((row.asked.k for row in working if row.asked is not None), default=0)
+        first = 2 * pair.one_way_s + pair.step_s(sum(1 + row.proposal for row in working))
+        depth = max(0, min(deepest, int((verify - first) / pair.step_s(total))))
+        delay = first + depth * pair.step_s(total)
+        for row in working:
+            assert row.asked is not None
+            asked = {"proposed": row.proposal, "rows": row.asked.rows, "sessions": len(working)}
+            if depth:
+                self.measured.drafting.observe_block(delay, depth=depth, **asked)
+            elif not row.opening:
+                self.measured.drafting.observe_late(verify, **asked)
+        return depth
+
+    @staticmethod
+    def _depth(row: Row, reach: int) -> int | None:
         """Depth of the block that has come for a row; None if none was asked for."""
         if row.asked is None or not row.asked.rows or row.opening:
             return None
-        pair, asked = self.pair, row.asked
-        total = sum(one.asked.rows for one in working if one.asked is not None)
-        glue = sum(1 + one.proposal for one in working)
-        left = verify - 2 * pair.one_way_s - pair.step_s(glue)
-        depth = max(0, min(asked.k, int(left / pair.step_s(total))))
-        if depth:
-            delay = 2 * pair.one_way_s + pair.step_s(glue) + depth * pair.step_s(total)
-            self.measured.drafting.observe_block(
-                delay, proposed=row.proposal, rows=asked.rows, depth=depth, sessions=len(working)
-            )
-        return depth
+        return min(row.asked.k, reach)
 
     def _look_up(self, row: Row, n: int, kept: int, depth: int, limits: Limits) -> None:
         assert row.asked is not None
@@ -221,10 +230,11 @@ def controlled(
     return Simulation(pair, batch, controller, measured, seed=seed)
 
 
-def best_fixed(pair: Pair, *, k: int = 8, rows: int = 24, batch: int = 1, seconds: float = 30.0) -> tuple[Plan, float]:
-    """The fastest of all fixed plans up to the ceilings, plain decoding included, by running each."""
+def best_fixed(pair: Pair, *, rows: int = 24, batch: int = 1) -> tuple[Plan, float]:
+    """The fastest of all fixed plans up to k = 8 and ``rows``, plain decoding included, by running each."""
     plans = [Plan(0, 0, wait=False)]
-    plans += [Plan(n, r, w) for n in range(1, k + 1) for r in {rows, rows // 2, rows // 4} for w in (False, True)]
+    plans += [Plan(n, r, w) for n in (1, 2, 3, 4, 5, 6, 8) for r in {rows, rows // 4} for w in (False, True)]
+    seconds = 20.0 if batch == 1 else 6.0
     speeds = {plan: Simulation(pair, batch, fixed=plan, seed=5).run(seconds) for plan in plans}
     best = max(speeds, key=lambda plan: speeds[plan])
     return best, speeds[best]
