@@ -5,6 +5,7 @@ Without a controller (mode ``sd``, or switched off) everything here is a no-op a
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from ssd_cluster.target.proposer import Decided
     from ssd_cluster.target.scheduler import Row
     from ssd_cluster.target.times import Stopwatch
+
+logger = logging.getLogger(__name__)
 
 
 class Pilot:
@@ -84,7 +87,10 @@ class Pilot:
         self._attached = any(r.choice.session is not None and r.choice.session.replica is not None for r in decided)
         going = [row.choice for row in decided if not row.ended]
         running = [(choice.session.id, choice.n_left) for choice in going if choice.session is not None]
+        before = self.controller.stage
         self.controller.decide(self._clock(), len(going), running, self._grant(len(running)))
+        if self.controller.stage is not before:
+            self._log(len(going))
         for choice in going:
             session = choice.session
             if session is None:
@@ -95,6 +101,21 @@ class Pilot:
                 self._pool.close(session)
             elif not session.may_attach and wanted:
                 self._pool.forget(session)  # it may wait for a lease
+
+    def _log(self, batch: int) -> None:
+        controller = self.controller
+        if controller is not None:
+            plan = controller.plan
+            logger.info(
+                "speculation stage=%s batch=%d k=%d rows=%d wait=%s predicted=%.1f plain=%.1f",
+                controller.stage.value,
+                batch,
+                plan.k,
+                plan.rows,
+                plan.wait,
+                controller.predicted,
+                controller.predicted_plain,
+            )
 
     def _grant(self, sessions: int) -> int | None:
         """Rows that the drafts grant to each of so many sessions; None if no draft can be used.
