@@ -6,11 +6,14 @@ waits where all of them hold as many leases as they may.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 from ray.serve._private.api import _get_global_client
+
+log = logging.getLogger(__name__)
 
 ANSWER_S = 2.0
 DRAFT_FIELDS = (
@@ -33,12 +36,16 @@ def cluster_view() -> dict[str, Any]:
     view: dict[str, Any] = {"targets": [], "drafts": [], "unreachable": []}
     for place, status in _ask_all():
         kind = status.get("kind") if status is not None else None
-        if status is None:
+        try:
+            if status is None:
+                view["unreachable"].append(place)
+            elif kind == "target":
+                view["targets"].append(place | target_entry(status))
+            elif kind == "draft":
+                view["drafts"].append(place | draft_entry(status))
+        except (KeyError, TypeError):  # of another release, or not quite there
+            log.warning("status_unreadable replica=%s", place["replica"], exc_info=True)
             view["unreachable"].append(place)
-        elif kind == "target":
-            view["targets"].append(place | target_entry(status))
-        elif kind == "draft":
-            view["drafts"].append(place | draft_entry(status))
     return view
 
 
@@ -92,11 +99,17 @@ def _ask(actor: str) -> Any:
         return ray.get_actor(actor, namespace=_NAMESPACE).record_routing_stats.remote()
     except (ValueError, RayError):  # it is just starting, or has just gone
         return None
+    except Exception:  # what Ray says of an actor between the two is not documented
+        log.warning("replica_unasked actor=%s", actor, exc_info=True)
+        return None
 
 
 def _answer(ref: Any) -> dict[str, Any] | None:
     try:
         status: dict[str, Any] = ray.get(ref)
     except RayError:
+        return None
+    except Exception:  # an error of the replica's own that Ray passes on as it is
+        log.warning("replica_answer", exc_info=True)
         return None
     return status or {}
