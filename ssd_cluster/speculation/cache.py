@@ -11,37 +11,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ssd_cluster.speculation.chains import RatioChains
+from ssd_cluster.speculation.chains import ChainBlock, ChainBranch, RatioChains
 from ssd_cluster.speculation.trie import Continuation, TokenTrie
 from ssd_cluster.types import RATIO_KINDS, BlockOrigin, LookupResult, Proposal, ProposalKind, fingerprint
 
 _PROPOSALS_KEPT = 3
 
 
-class BranchLike(Protocol):
-    """One guessed outcome, as ``link.messages.Branch`` has it."""
+class BranchLike(ChainBranch, Protocol):
+    """A guessed outcome with its score, as ``link.messages.Branch`` has it."""
 
-    @property
-    def k(self) -> int: ...
-    @property
-    def t_star(self) -> int: ...
-    @property
-    def tokens(self) -> Sequence[int]: ...
     @property
     def score(self) -> float: ...
-    @property
-    def jit(self) -> bool: ...
 
 
-class BlockLike(Protocol):
+class BlockLike(ChainBlock, Protocol):
     """Branches for one round, as ``link.messages.Block`` has it; those of one k are listed best first."""
 
-    @property
-    def block_seq(self) -> int: ...
-    @property
-    def base_len(self) -> int: ...
-    @property
-    def fingerprint(self) -> int: ...
     @property
     def branches(self) -> Sequence[BranchLike]: ...
 

@@ -8,7 +8,6 @@ from ssd_cluster.verify.multidraft import multidraft_hsd, multidraft_tokenwise
 from ssd_cluster.verify.naive_hsd import NaiveOutcome, naive_hsd
 from ssd_cluster.verify.paths import PathOutcome, TokenTree, follow
 from ssd_cluster.verify.rules import (
-    RATIO_KINDS,
     RULES,
     RULES_FOR_SERVICE,
     Rule,
@@ -23,7 +22,6 @@ from ssd_cluster.verify.traversal import traverse
 from ssd_cluster.verify.uncapped import hsd_uncapped_lossy
 
 __all__ = [
-    "RATIO_KINDS",
     "RULES",
     "RULES_FOR_SERVICE",
     "DenseLaw",

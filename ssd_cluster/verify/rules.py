@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ssd_cluster.errors import ConfigError
-from ssd_cluster.types import ProposalKind
+from ssd_cluster.types import RATIO_KINDS, ProposalKind
 from ssd_cluster.verify.batch import Outcome, VerifyBatch
 from ssd_cluster.verify.block import block
 from ssd_cluster.verify.equality import equality
@@ -17,9 +17,6 @@ from ssd_cluster.verify.tokenwise import token
 
 Rule = Callable[[VerifyBatch], list[Outcome]]
 """Verifies the sequences of a batch; outcomes in the order of its proposals."""
-
-RATIO_KINDS = frozenset({ProposalKind.SPARSE, ProposalKind.DENSE})
-"""Kinds whose proposals come with the law that they were drawn from."""
 
 RATIO_RULES: Mapping[str, Rule] = MappingProxyType({"token": token, "block": block, "hsd": block})
 """Rules that compare p with q. Block verification and capped HSD are one rule with two names."""

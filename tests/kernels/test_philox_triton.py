@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,45 +11,27 @@ from support import philox_oracle as oracle
 
 pytest.importorskip("triton", reason="needs the package triton (extra dev or cuda)")
 
-ROOT = Path(__file__).parents[2]
+
+def test_published_vectors(interpreted_philox: dict[str, Any]) -> None:
+    assert interpreted_philox["vectors"] is True
 
 
-@pytest.fixture(scope="module")
-def interpreted() -> dict[str, Any]:
-    path = os.pathsep.join([str(ROOT), str(ROOT / "kernels"), str(ROOT / "tests")])
-    run = subprocess.run(
-        [sys.executable, str(ROOT / "tests/support/philox_triton_check.py")],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
-    report: dict[str, Any] = json.loads(run.stdout)
-    return report
+def test_tritons_own_philox_agrees(interpreted_philox: dict[str, Any]) -> None:
+    assert interpreted_philox["library_vectors"] == [True, True, True]
 
 
-def test_published_vectors(interpreted: dict[str, Any]) -> None:
-    assert interpreted["vectors"] is True
+def test_words_equal_the_reference_at_odd_and_real_vocabularies(interpreted_philox: dict[str, Any]) -> None:
+    assert interpreted_philox["words"] == dict.fromkeys(("1", "3", "5", "1023", "2049", "49152", "151936"), True)
+    assert interpreted_philox["no_rows"] == [0, 7]
 
 
-def test_tritons_own_philox_agrees(interpreted: dict[str, Any]) -> None:
-    assert interpreted["library_vectors"] == [True, True, True]
+def test_noise_within_tolerance_of_the_reference(interpreted_philox: dict[str, Any]) -> None:
+    assert max(interpreted_philox["error"].values()) <= 5e-7
 
 
-def test_words_equal_the_reference_at_odd_and_real_vocabularies(interpreted: dict[str, Any]) -> None:
-    assert interpreted["words"] == dict.fromkeys(("1", "3", "5", "1023", "2049", "49152", "151936"), True)
-    assert interpreted["no_rows"] == [0, 7]
-
-
-def test_noise_within_tolerance_of_the_reference(interpreted: dict[str, Any]) -> None:
-    assert max(interpreted["error"].values()) <= 5e-7
-
-
-def test_uniform_at_both_ends_and_at_the_seam_of_the_series(interpreted: dict[str, Any]) -> None:
-    assert interpreted["ends"] == pytest.approx(interpreted["ends_reference"], rel=5e-7)
-    assert interpreted["ends"][0] == 2.0**-33
+def test_uniform_at_both_ends_and_at_the_seam_of_the_series(interpreted_philox: dict[str, Any]) -> None:
+    assert interpreted_philox["ends"] == pytest.approx(interpreted_philox["ends_reference"], rel=5e-7)
+    assert interpreted_philox["ends"][0] == 2.0**-33
 
 
 @pytest.mark.parametrize("capability", [80, 90])

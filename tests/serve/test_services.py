@@ -175,14 +175,11 @@ def test_two_hundred_aborts_leave_nothing_on_target_and_draft(pair: Pair) -> Non
                 await asyncio.gather(*(one(client) for _ in range(10)))
 
     asyncio.run(storm())
-
-    def free() -> bool:  # a cancelled request may be submitted yet, when it has left the tokenizer
-        now = service.status()
-        return now["requests"] == 0 and now["free_blocks"] == target_before["free_blocks"]
-
-    until(free, "every request has ended and left nothing", DEADLINE_S)
-    assert not any(service.status()["sessions"].values())
-    assert service.status()["leases"] == {"held": 0, "waiting": 0}
+    until(lambda: service.status()["requests"] == 0, "every request has ended", DEADLINE_S)
+    after = service.status()
+    assert after["free_blocks"] == target_before["free_blocks"]
+    assert not any(after["sessions"].values())
+    until(lambda: service.status()["leases"] == {"held": 0, "waiting": 0}, "the leases are back", DEADLINE_S)
     until(lambda: held(draft) == draft_before, "the draft has freed everything", DEADLINE_S)
     assert said(ask(service))[1]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,25 +56,39 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from ssd_cluster.bench.rules.plan import run_missing
     from ssd_cluster.bench.rules.report import summarise, table
 
     cells = _cells(arguments)
-    pair, prompts, store = prepare(arguments)
-    try:
-        left = run_missing(cells, prompts, store, _runner(pair, arguments.raw), arguments.minutes, progress)
-    finally:
-        pair.close()
+    prompts, store, left = measure(arguments, cells, _runner)
     results = summarise(cells, prompts, store)
     print(table(results))
-    if left:
-        print(f"{left} of {len(cells) * len(prompts)} continuations are missing; run the same command again")
+    say_left(left, len(cells) * len(prompts))
     store.extra = {"machine": machine(), "results": [result.as_json() for result in results]}
     store.write()
     return 0
 
 
-def prepare(arguments: argparse.Namespace) -> tuple[LoadedPair, list[Prompt], Store]:
+def measure(
+    arguments: argparse.Namespace, cells: list[Cell], runner: Callable[[LoadedPair, bool], Any]
+) -> tuple[list[Prompt], Store, int]:
+    """Run what the store lacks: (prompts, store, continuations still missing). ``runner`` makes a cell's run."""
+    from ssd_cluster.bench.rules.plan import run_missing
+
+    pair, prompts, store = _prepare(arguments)
+    try:
+        left = run_missing(cells, prompts, store, runner(pair, arguments.raw), arguments.minutes, progress)
+    finally:
+        pair.close()
+    return prompts, store, left
+
+
+def say_left(left: int, total: int) -> None:
+    """Say how much is missing, if anything is."""
+    if left:
+        print(f"{left} of {total} continuations are missing; run the same command again")
+
+
+def _prepare(arguments: argparse.Namespace) -> tuple[LoadedPair, list[Prompt], Store]:
     """The loaded pair, the prompts, and the store with what is there already."""
     from ssd_cluster.bench.rules.pair import load_pair
     from ssd_cluster.bench.rules.plan import prompts_of

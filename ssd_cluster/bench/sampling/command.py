@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssd_cluster.bench.options import add_workload, branches, lookahead, machine, numbers, progress
-from ssd_cluster.bench.rules.command import ALL, add_drafting, named, prepare, terms_of
+from ssd_cluster.bench.rules.command import ALL, add_drafting, measure, named, say_left, terms_of
 from ssd_cluster.config import FanoutLaw, ModelSettings, SaguaroSettings, SpeculationSettings
 from ssd_cluster.errors import ConfigError
 
@@ -54,15 +54,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from ssd_cluster.bench.rules.plan import run_missing
     from ssd_cluster.bench.sampling.report import draw, fastest, summarise, table
 
     cells = _cells(arguments)
-    pair, prompts, store = prepare(arguments)
-    try:
-        left = run_missing(cells, prompts, store, _runner(pair, arguments.raw), arguments.minutes, progress)
-    finally:
-        pair.close()
+    prompts, store, left = measure(arguments, cells, _runner)
     times = _times(arguments, store)
     # Speeds are compared on the same prompts: those that every cell has.
     complete = [prompt for prompt in prompts if all(cell.key(prompt) in store for cell in cells)]
@@ -70,8 +65,7 @@ def _run(arguments: argparse.Namespace) -> int:
     print(table(results))
     for line in fastest(results) if complete else ():
         print(line)
-    if left:
-        print(f"{left} of {len(cells) * len(prompts)} continuations are missing; run the same command again")
+    say_left(left, len(cells) * len(prompts))
     store.extra |= {"machine": machine(), "results": [result.as_json() for result in results]}
     store.write()
     if arguments.plot is not None:
