@@ -13,6 +13,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
 
+from ssd_cluster.config import set_ray_environment
+
+set_ray_environment()  # before any test module imports ray
 torch.set_num_threads(1)
 
 

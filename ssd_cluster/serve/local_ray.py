@@ -40,12 +40,15 @@ class LocalRay:
         """Start Ray (head node only, loopback, no dashboard) and Serve's HTTP proxy.
 
         Raises:
-            StartupError: Ray does not start.
+            StartupError: Ray does not start, or had been imported with other settings.
         """
         set_ray_environment()
         import ray
         from ray import serve
+        from ray._private import ray_constants
 
+        if ray_constants.ENABLE_RAY_CLUSTER:  # read at ray's import: its servers would listen on every address
+            raise StartupError("ray was imported before ssd_cluster.config.set_ray_environment() was called")
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         # Ray puts Unix sockets there, whose names may not be long: a deep TMPDIR would not do.
         parent = "/tmp" if Path("/tmp").is_dir() else None

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from pydantic import ValidationError
@@ -19,6 +18,8 @@ from support.law_links import (
     dense_law,
     entries,
     link_settings,
+    listeners,
+    nothing_beyond,
     process_state,
     sparse_law,
 )
@@ -225,16 +226,15 @@ def test_the_end_of_the_stream_ends_the_channel_on_both_sides(dense: Ends) -> No
 
 
 def test_closing_leaves_no_thread_socket_or_port() -> None:
-    before = process_state()
+    before, others = process_state(), listeners()
     ends = attached(Ends(DENSE, 4, 1000, draft=link_settings()))
     assert ends.post.send(ends.draft, dense_law(1, 3, 1000))
     ends.next_law()
-    listening = [c.laddr.ip for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN]
-    assert listening
-    assert set(listening) == {"127.0.0.1"}
+    ours = listeners() - others
+    assert {address for address, _ in ours} == {"127.0.0.1"}
     ends.close()
-    await_that(lambda: process_state() == before, "native threads and sockets gone")
-    assert not [c for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+    await_that(lambda: nothing_beyond(before), "native threads and sockets gone")
+    assert not ours & listeners()
 
 
 def test_closed_in_the_middle_of_a_rendezvous() -> None:
@@ -243,7 +243,7 @@ def test_closed_in_the_middle_of_a_rendezvous() -> None:
     ends.inlet.attach(ends.target)
     await_that(lambda: ends.draft_inbox.attached, "the rendezvous")
     ends.close()
-    await_that(lambda: process_state() == before, "native threads and sockets gone")
+    await_that(lambda: nothing_beyond(before), "native threads and sockets gone")
 
 
 def test_threads_of_a_draft_do_not_pile_up() -> None:

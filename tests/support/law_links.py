@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -60,6 +61,16 @@ def copies(ids: Tensor | None, probabilities: Tensor) -> tuple[Tensor | None, Te
 def process_state() -> tuple[int, int]:
     """Native threads and open files of this process."""
     return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+
+
+def nothing_beyond(before: tuple[int, int]) -> bool:
+    """Whether there are no more threads and files than before; what an earlier test left may have gone meanwhile."""
+    return all(now <= then for now, then in zip(process_state(), before, strict=True))
+
+
+def listeners() -> set[tuple[str, int]]:
+    """Addresses and ports that this process listens on; Ray's driver may hold some of its own."""
+    return {tuple(c.laddr) for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN}
 
 
 class DraftInbox(Inbox):
