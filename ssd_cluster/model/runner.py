@@ -17,6 +17,7 @@ from ssd_cluster.model.checkpoint import Checkpoint, open_checkpoint, resolve_ch
 from ssd_cluster.model.decoder import Decoder
 from ssd_cluster.model.decoder_config import DecoderConfig, parse_config
 from ssd_cluster.model.device import pin_thread, resolve_device, resolve_dtype, set_threads
+from ssd_cluster.model.huge_pages import HUGE_PAGE, use_huge_pages
 from ssd_cluster.model.kv import BlockPool, PagedKV, TailPool
 from ssd_cluster.model.linear import linear_backend
 from ssd_cluster.model.paged import as_tensor, page_slots
@@ -181,6 +182,8 @@ def load_part(
     if tail_slots and tail_depth:
         tails = TailPool(tail_slots, tail_depth, config.n_layers, config.n_kv_heads, config.head_dim, device)
     attention = attention_backend(settings.attention)(config, kv, tails)
+    if device.type == "cpu" and weights.embedding.table.nbytes >= HUGE_PAGE:  # smaller models stay in the caches
+        use_huge_pages()
     return RunnerParts(
         settings,
         config,
