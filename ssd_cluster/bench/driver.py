@@ -32,6 +32,7 @@ class Engine(Protocol):
 class _Pending:
     """One request on its way; the engine thread writes, the driver reads once it is finished."""
 
+    submitted_s: float = 0.0
     first_token_s: float = 0.0
     finished_s: float = 0.0
     tokens: array[int] = field(default_factory=lambda: array("q"))
@@ -86,7 +87,7 @@ class Driver:
             if following < len(requests):
                 self._submit(requests[following], pending[following], following, done)
             following += 1
-        return self._record(pending)
+        return self._record(requests, pending, workload.keep_text)
 
     def _request(self, workload: Workload, index: int) -> GenerationRequest:
         params = SamplingParams(
@@ -111,6 +112,7 @@ class Driver:
                 pending.finished = event
                 done.put(index)
 
+        pending.submitted_s = time.perf_counter()
         self._engine.submit(request, sink)
 
     def _await(self, done: queue.SimpleQueue[int], pending: list[_Pending]) -> None:
@@ -133,10 +135,11 @@ class Driver:
                 raise EngineStopped(f"prompt {index} failed: {finished.error}")
             return
 
-    def _record(self, pending: list[_Pending]) -> RunRecord:
+    def _record(self, requests: list[GenerationRequest], pending: list[_Pending], keep_text: bool) -> RunRecord:
         times = self._engine.times
+        prompts = [request.prompt_token_ids if keep_text else None for request in requests]
         return RunRecord(
-            requests=tuple(_request_record(request) for request in pending),
+            requests=tuple(_request_record(one, prompt) for one, prompt in zip(pending, prompts, strict=True)),
             rounds=times.rounds,
             phase_s=_named(times.seconds),
             hit_path_s=tuple(times.hit_path),
@@ -146,7 +149,8 @@ class Driver:
         )
 
 
-def _request_record(request: _Pending) -> RequestRecord:
+def _request_record(request: _Pending, prompt: tuple[int, ...] | None) -> RequestRecord:
+    """``prompt``: its ids, if the text is to be kept."""
     finished = request.finished
     if finished is None:
         raise EngineStopped("a request has not finished")
@@ -162,6 +166,8 @@ def _request_record(request: _Pending) -> RequestRecord:
         cache_hits=stats.cache_hits,
         cache_misses=stats.cache_misses,
         output_crc=zlib.crc32(request.tokens.tobytes()),
+        submitted_s=request.submitted_s,
+        text=None if prompt is None else (tuple(prompt), tuple(request.tokens)),
     )
 
 

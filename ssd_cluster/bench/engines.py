@@ -1,4 +1,4 @@
-"""One worker process per mode, kept alive and driven over a pipe, so that threads, cores and the GIL do not mix."""
+"""Engines in processes of their own, driven over pipes, so that threads, cores and the GIL do not mix."""
 
 from __future__ import annotations
 
@@ -19,56 +19,49 @@ from ssd_cluster.types import Mode
 _END = "end"
 
 
-class WorkerEngine:
-    """An engine in a process of its own. The process ends when this end of its pipe closes, however that happens.
+class Worker:
+    """A process that answers workloads; it ends when this end of its pipe closes, however that happens.
 
     Args:
-        spec: the engine to build.
+        module: what the process runs, see ``ssd_cluster.bench.worker``.
+        name: for messages.
+        start: what it is to build.
         start_s: longest time until it is ready (loading weights).
         silence_s: longest time between two lines of a working process; it writes one about every second.
+
+    Attributes:
+        info: what it said of itself.
 
     Raises:
         StartupError: it did not become ready.
     """
 
-    def __init__(self, spec: EngineSpec, *, start_s: float = 300.0, silence_s: float = 180.0) -> None:
-        self._spec = spec
+    def __init__(self, module: str, name: str, start: Any, *, start_s: float = 300.0, silence_s: float = 180.0) -> None:
         self._silence_s = silence_s
         self._lines: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "ssd_cluster.bench.worker"],
+            [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             encoding="utf-8",
             start_new_session=True,
         )
-        threading.Thread(target=self._read, name=f"bench-{self.mode.value}", daemon=True).start()
+        threading.Thread(target=self._read, name=f"bench-{name}", daemon=True).start()
         try:
-            self._send({"start": spec.model_dump(mode="json")})
+            self._send({"start": start})
             self.info: dict[str, Any] = self._receive("ready", start_s)["info"]
         except EngineStopped as error:
             self.close()
-            raise StartupError(f"mode {self.mode.value}: {error.message}") from error
+            raise StartupError(f"{name}: {error.message}") from error
         except BaseException:
             self.close()
             raise
 
     @property
-    def mode(self) -> Mode:
-        return self._spec.mode
-
-    @property
     def pid(self) -> int:
         """Process id of the worker."""
         return self._process.pid
-
-    @property
-    def cores(self) -> dict[str, tuple[int, ...] | None]:
-        """CPU cores of target and draft; None: not bound."""
-        draft = self._spec.draft
-        cores = {"target": self._spec.target.model.cores}
-        return cores if draft is None else cores | {"draft": draft.model.cores}
 
     def run(self, workload: Workload) -> RunRecord:
         """See ``EngineHandle``."""
@@ -121,6 +114,34 @@ class WorkerEngine:
             for line in stdout:
                 self._lines.put(json.loads(line))
         self._lines.put({_END: self._process.wait()})
+
+
+class WorkerEngine(Worker):
+    """One of our engines in a process of its own.
+
+    Args:
+        spec: the engine to build.
+        name: what its results are called; None: its mode.
+
+    Raises:
+        StartupError: it did not become ready.
+    """
+
+    def __init__(self, spec: EngineSpec, name: str | None = None) -> None:
+        self._spec = spec
+        self.name = name if name is not None else spec.mode.value
+        super().__init__("ssd_cluster.bench.worker", f"mode {self.mode.value}", spec.model_dump(mode="json"))
+
+    @property
+    def mode(self) -> Mode:
+        return self._spec.mode
+
+    @property
+    def cores(self) -> dict[str, tuple[int, ...] | None]:
+        """CPU cores of target and draft; None: not bound."""
+        draft = self._spec.draft
+        cores = {"target": self._spec.target.model.cores}
+        return cores if draft is None else cores | {"draft": draft.model.cores}
 
 
 def start_engines(specs: list[EngineSpec], progress: Callable[[str], None]) -> list[WorkerEngine]:

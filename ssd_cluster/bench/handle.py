@@ -17,7 +17,8 @@ PHASES = (*VERIFY_PHASES, "draft_wait", "link", "other")
 class Workload(Settings):
     """Prompts answered in one run, at most ``batch`` at a time, each with the seed ``seed`` + its index.
 
-    ``raw``: prompts are text to continue; otherwise each is the user's turn of a chat.
+    ``raw``: prompts are text to continue; otherwise each is the user's turn of a chat. ``keep_text``: records hold the
+    token ids.
     """
 
     prompts: tuple[str, ...] = Field(min_length=1)
@@ -29,13 +30,16 @@ class Workload(Settings):
     batch: int = Field(default=1, ge=1)
     raw: bool = False
     ignore_eos: bool = False
+    keep_text: bool = False
 
 
 class RequestRecord(Settings):
     """One answered prompt. Times are seconds of one clock; token counts are the engine's usage.
 
     ``spec_steps``, ``draft_tokens``, ``accepted_tokens``: rounds with a proposal, tokens proposed, and those emitted.
-    ``output_crc``: CRC-32 of the token ids, to compare modes.
+    ``output_crc``: CRC-32 of the token ids, to compare modes. ``submitted_s``: when it was asked; 0: not known.
+    ``first_tokens``: tokens that were there at ``first_token_s``. ``text``: the token ids of prompt and answer, if the
+    workload keeps them.
     """
 
     first_token_s: float
@@ -48,6 +52,9 @@ class RequestRecord(Settings):
     cache_hits: int = 0
     cache_misses: int = 0
     output_crc: int = 0
+    submitted_s: float = 0.0
+    first_tokens: int = Field(default=1, ge=1)
+    text: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
 
 class PlannedRounds(Settings):

@@ -12,6 +12,7 @@ import torch
 
 from ssd_cluster.bench.complete import Completion, complete
 from ssd_cluster.bench.driver import Driver
+from ssd_cluster.bench.fallback.random_tokens import RandomTokens
 from ssd_cluster.bench.spec import EngineSpec, LinkBackend
 from ssd_cluster.config import DraftSettings
 from ssd_cluster.draft.engine import load_draft
@@ -58,7 +59,8 @@ class LocalEngine:
         runner = load_runner(spec.target.model)
         self._stack.callback(runner.close)
         connectors = [self._connector(spec)] if spec.draft is not None else []
-        self.engine = TargetEngine(runner, self.tokenizer, spec.target, connectors)
+        local = RandomTokens(self.tokenizer.vocabulary) if spec.random_fallback else None
+        self.engine = TargetEngine(runner, self.tokenizer, spec.target, connectors, local=local)
         self._stack.callback(self.engine.stop)
         self.engine.start()
         if not self.engine.wait_for_draft(_DRAFT_READY_S):

@@ -18,6 +18,15 @@ T = TypeVar("T", int, float)
 
 def add_workload(parser: argparse.ArgumentParser, max_tokens: int) -> None:
     """The pair, the prompts, and how answers are drawn."""
+    add_prompts(parser, max_tokens)
+    add = parser.add_argument
+    add("--target", default="smollm2-135m-instruct", help="folder, .gguf file, hub id or embedded name")
+    add("--draft", default="smollm2-135m-draft", help="the same, for the draft")
+    add("--dtype", choices=[dtype.value for dtype in DType], default=DType.AUTO.value)
+
+
+def add_prompts(parser: argparse.ArgumentParser, max_tokens: int) -> None:
+    """The prompts, and how answers are drawn."""
     add = parser.add_argument
     add("--prompts", type=Path, required=True, help='.jsonl file, one object with a string "prompt" per line')
     add("--limit", type=positive, default=None, help="use the first N prompts only")
@@ -27,9 +36,6 @@ def add_workload(parser: argparse.ArgumentParser, max_tokens: int) -> None:
     add("--top-k", type=int, default=0)
     add("--raw", action="store_true", help="prompts are text to continue, not turns of a chat")
     add("--ignore-eos", action="store_true", help="always generate --max-tokens tokens")
-    add("--target", default="smollm2-135m-instruct", help="folder, .gguf file, hub id or embedded name")
-    add("--draft", default="smollm2-135m-draft", help="the same, for the draft")
-    add("--dtype", choices=[dtype.value for dtype in DType], default=DType.AUTO.value)
 
 
 def machine() -> dict[str, str]:

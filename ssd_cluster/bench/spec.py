@@ -31,11 +31,15 @@ class LinkBackend(StrEnum):
 
 
 class EngineSpec(Settings):
-    """One engine and, unless it decodes plainly, its draft and how it is reached."""
+    """One engine and, unless it decodes plainly, its draft and how it is reached.
+
+    ``random_fallback``: rows that miss and do not wait verify random tokens (benchmarks only).
+    """
 
     target: TargetSettings
     draft: DraftSettings | None = None
     link: LinkBackend = LinkBackend.INPROCESS
+    random_fallback: bool = False
 
     @model_validator(mode="after")
     def _laws_come_from_a_trusted_draft(self) -> EngineSpec:

@@ -75,17 +75,35 @@ def planned(runs: Iterable[RunRecord]) -> tuple[PlannedRounds, ...]:
 
 
 def decode_speed(requests: Iterable[RequestRecord]) -> float:
-    """Tokens after each sequence's first, divided by the time in which at least one sequence was decoding.
+    """Tokens after each sequence's first part, divided by the time in which at least one sequence was decoding.
 
     At batch 1 that is decoding alone; in a larger batch the prefill of later prompts falls into it. 0 if no sequence
     has a second token.
     """
     spans = sorted((request.first_token_s, request.finished_s) for request in requests)
-    tokens = sum(request.completion_tokens - 1 for request in requests)
+    tokens = sum(request.completion_tokens - request.first_tokens for request in requests)
     busy, end = 0.0, float("-inf")
     for start, stop in spans:
         busy += max(0.0, stop - max(start, end))
         end = max(end, stop)
+    return tokens / busy if busy > 0 else 0.0
+
+
+def user_speed(requests: Iterable[RequestRecord]) -> float:
+    """Tokens after each sequence's first, divided by the sequences' own decoding times together: what one user sees."""
+    tokens, busy = 0, 0.0
+    for request in requests:
+        tokens += request.completion_tokens - request.first_tokens
+        busy += request.finished_s - request.first_token_s
+    return tokens / busy if busy > 0 else 0.0
+
+
+def answer_speed(requests: Iterable[RequestRecord]) -> float:
+    """All tokens, divided by the time from asking to the last of them, prefill included; for one sequence at a time."""
+    tokens, busy = 0, 0.0
+    for request in requests:
+        tokens += request.completion_tokens
+        busy += request.finished_s - request.submitted_s
     return tokens / busy if busy > 0 else 0.0
 
 

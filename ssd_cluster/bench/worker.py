@@ -1,6 +1,6 @@
-"""The process behind ``WorkerEngine``: reads commands on stdin, writes one JSON object a line on stdout.
+"""The process behind a ``Worker``: reads commands on stdin, writes one JSON object a line on stdout.
 
-In: ``{"start": EngineSpec}`` once, then ``{"run": Workload}`` any number of times; the end of stdin ends the process.
+In: ``{"start": ...}`` once, then ``{"run": Workload}`` any number of times; the end of stdin ends the process.
 Out: ``{"ready": true, "info"}``, ``{"progress": tokens}``, ``{"record": RunRecord}``, ``{"error": message}``.
 """
 
@@ -10,15 +10,29 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import IO, Any
 
-from ssd_cluster.bench.handle import Workload
+from ssd_cluster.bench.handle import RunRecord, Workload
 from ssd_cluster.bench.spec import EngineSpec
 from ssd_cluster.errors import SsdClusterError
 
 
-def main() -> int:
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What a worker is ready with: ``info`` for the report, and how it answers a workload."""
+
+    info: dict[str, Any]
+    run: Callable[[Workload], RunRecord]
+
+
+Build = Callable[[Any, Callable[[int], None]], AbstractContextManager[Built]]
+"""The content of ``start`` and a function that takes the tokens so far -> something ready to run."""
+
+
+def serve_parent(build: Build) -> int:
     """Serve one parent; returns the exit code."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
     out = _claim_stdout()
@@ -29,13 +43,10 @@ def main() -> int:
 
     commands = _commands(sys.stdin)
     try:
-        spec = EngineSpec.model_validate(next(commands)["start"])
-        from ssd_cluster.bench.local import LocalEngine
-
-        with LocalEngine(spec, progress=lambda tokens: say(progress=tokens)) as local:
-            say(ready=True, info=local.info)
+        with build(next(commands)["start"], lambda tokens: say(progress=tokens)) as built:
+            say(ready=True, info=built.info)
             for command in commands:
-                record = local.driver.run(Workload.model_validate(command["run"]))
+                record = built.run(Workload.model_validate(command["run"]))
                 say(record=record.model_dump(mode="json"))
     except BrokenPipeError:
         return 1
@@ -45,6 +56,15 @@ def main() -> int:
     except StopIteration:
         pass
     return 0
+
+
+@contextmanager
+def _engine(start: Any, progress: Callable[[int], None]) -> Iterator[Built]:
+    spec = EngineSpec.model_validate(start)
+    from ssd_cluster.bench.local import LocalEngine
+
+    with LocalEngine(spec, progress=progress) as local:
+        yield Built(local.info, local.driver.run)
 
 
 def _commands(lines: IO[str]) -> Iterator[dict[str, Any]]:
@@ -60,4 +80,4 @@ def _claim_stdout() -> IO[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(serve_parent(_engine))

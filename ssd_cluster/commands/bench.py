@@ -6,11 +6,19 @@ import argparse
 from collections.abc import Sequence
 
 from ssd_cluster.bench import command as modes
+from ssd_cluster.bench.fallback import command as fallback
+from ssd_cluster.bench.fanout import command as fanout
+from ssd_cluster.bench.load import command as load
+from ssd_cluster.bench.peers import command as peers
 from ssd_cluster.bench.rules import command as rules
 from ssd_cluster.bench.sampling import command as sampling
 
 BENCHMARKS = {
     "modes": (modes, "speed of modes ar, sd and ssd, interleaved in one run (the default)"),
+    "fanout": (fanout, "hit rate and speed of fan-out laws over budgets of guessed outcomes"),
+    "fallback": (fallback, "speed over batch sizes for every way to treat a miss"),
+    "serve": (load, "open-loop load on a running OpenAI-compatible endpoint"),
+    "peers": (peers, "our modes beside transformers and other servers, on the same prompts"),
     "rules": (rules, "tokens per target call under every verification rule"),
     "sampling": (sampling, "hit rate and acceptance of ratio rules over SAGUARO's C, beside the coupled rule"),
 }

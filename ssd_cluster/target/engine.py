@@ -18,7 +18,7 @@ from ssd_cluster.target.admission import Admission
 from ssd_cluster.target.laws import LawDesk
 from ssd_cluster.target.leases import Leasing
 from ssd_cluster.target.pilot import Pilot
-from ssd_cluster.target.proposer import Proposer
+from ssd_cluster.target.proposer import LocalFallback, Proposer
 from ssd_cluster.target.replica import Connector
 from ssd_cluster.target.request import GenerationRequest, Sink
 from ssd_cluster.target.round import RoundLoop
@@ -53,6 +53,7 @@ class TargetEngine:
         metrics: counters of this engine.
         clock: seconds, monotonic.
         rng: session ids, seeds of requests without one, jitter.
+        local: see ``Proposer``; no configuration sets it.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class TargetEngine:
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
         leasing: Leasing | None = None,
+        local: LocalFallback | None = None,
     ) -> None:
         self.settings = settings
         self.metrics = metrics if metrics is not None else TargetMetrics()
@@ -94,7 +96,7 @@ class TargetEngine:
         self._admission = Admission(runner, tokenizer, settings, self.drafts, rng)
         self._pilot = Pilot(settings, self.drafts, self.metrics, clock, rng)
         proposer = Proposer(
-            settings, self.drafts, self._inbox, self.metrics, self.times, self._pilot, clock, self._stop.is_set
+            settings, self.drafts, self._inbox, self.metrics, self.times, self._pilot, clock, self._stop.is_set, local
         )
         self._rounds = RoundLoop(
             runner,

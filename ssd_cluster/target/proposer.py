@@ -24,6 +24,9 @@ from ssd_cluster.target.session import Ceilings, Session, SessionState
 from ssd_cluster.target.times import RoundTimes
 from ssd_cluster.types import LookupResult, Mode, Proposal
 
+LocalFallback = Callable[[Sequence[int], int], Proposal]
+"""Committed tokens and how many to propose -> a proposal of at most so many."""
+
 _JIT = "jit"
 _RATE = 0.1
 
@@ -71,6 +74,7 @@ class Proposer:
         pilot: what the controller allows.
         clock: seconds, monotonic.
         interrupted: True when a wait must end at once (stop).
+        local: proposes for rows that do not wait, in place of the configured fallback; for benchmarks.
     """
 
     def __init__(
@@ -83,7 +87,9 @@ class Proposer:
         pilot: Pilot,
         clock: Callable[[], float],
         interrupted: Callable[[], bool],
+        local: LocalFallback | None = None,
     ) -> None:
+        self._local = local
         self._settings = settings.speculation
         self._synchronous = settings.mode is Mode.SD
         self._pool = pool
@@ -209,7 +215,9 @@ class Proposer:
         room = choice.draft_room()
         if room == 0:
             return
-        if self._settings.fallback is Fallback.NGRAM:
+        if self._local is not None:
+            choice.proposal = self._local(choice.tokens, room)
+        elif self._settings.fallback is Fallback.NGRAM:
             choice.proposal = choice.fallback(self._settings, room)
         self._count_fallback(choice, choice.proposal.source)
 

@@ -1,0 +1,1 @@
+"""One client for every OpenAI-compatible server: ours, vLLM's, llama.cpp's. Token counts come from usage only."""

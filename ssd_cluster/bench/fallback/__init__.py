@@ -1,0 +1,1 @@
+"""What a row does that missed, over batch sizes."""

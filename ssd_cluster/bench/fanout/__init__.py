@@ -1,0 +1,1 @@
+"""How the draft divides its guesses among kept lengths, over budgets."""

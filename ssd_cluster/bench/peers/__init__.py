@@ -1,0 +1,1 @@
+"""The same prompts through our modes and through what a user would pick instead."""
