@@ -1,4 +1,4 @@
-"""Measure decoding modes, verification rules, or SAGUARO sampling, and print a table."""
+"""Measure decoding modes, a shared draft, verification rules, or SAGUARO sampling, and print a table."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ssd_cluster.bench.fallback import command as fallback
 from ssd_cluster.bench.fanout import command as fanout
 from ssd_cluster.bench.load import command as load
 from ssd_cluster.bench.peers import command as peers
+from ssd_cluster.bench.pool import command as pool
 from ssd_cluster.bench.rules import command as rules
 from ssd_cluster.bench.sampling import command as sampling
 
@@ -19,6 +20,7 @@ BENCHMARKS = {
     "fallback": (fallback, "speed over batch sizes for every way to treat a miss"),
     "serve": (load, "open-loop load on a running OpenAI-compatible endpoint"),
     "peers": (peers, "our modes beside transformers and other servers, on the same prompts"),
+    "pool": (pool, "many targets on one draft, replayed from recorded texts: capacity, sharing, overload, latency"),
     "rules": (rules, "tokens per target call under every verification rule"),
     "sampling": (sampling, "hit rate and acceptance of ratio rules over SAGUARO's C, beside the coupled rule"),
 }

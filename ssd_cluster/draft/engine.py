@@ -164,6 +164,7 @@ class DraftEngine:
         pulled, self._service.pulled = list(self._service.pulled), {}
         self._publisher.publish(pulled, now, force=True)
         grants = self._stepper.plan(now)
+        self._load.peaks.note(messages=len(received), rows=self._stepper.wanted)
         if grants:
             # Nothing can leave before the forward ends: what falls due until then leaves now.
             ahead = self.timer.predict(sum(rows for _, rows in grants))

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from ssd_cluster.config import DraftSettings, child_environment
-from ssd_cluster.errors import StartupError
+from ssd_cluster.errors import EngineStopped, StartupError
 
 _MODULE = "ssd_cluster.draft.process"
 
@@ -56,6 +56,23 @@ class DraftProcess:
         """Whether the child runs."""
         return self._child.poll() is None
 
+    def report(self, timeout_s: float = 10.0) -> dict[str, Any]:
+        """What the draft has done: {"at" (monotonic seconds), "snapshot", "metrics"}; by one thread at a time.
+
+        Raises:
+            EngineStopped: the child has ended or does not answer in time; it is then killed.
+        """
+        try:
+            if self._child.stdin is None:
+                raise BrokenPipeError
+            self._child.stdin.write("\n")
+            self._child.stdin.flush()
+            answer: dict[str, Any] = json.loads(self._line(timeout_s) or "")
+        except (BrokenPipeError, ValueError):
+            self.kill()
+            raise EngineStopped(f"the draft process does not answer (code {self._child.poll()})") from None
+        return answer
+
     def kill(self, timeout_s: float = 5.0) -> None:
         """SIGKILL, as in a crash; waits until the child is gone."""
         self._child.kill()
@@ -79,7 +96,9 @@ class DraftProcess:
         return code
 
     def _await_endpoint(self, timeout_s: float) -> str:
-        line = self._first_line(timeout_s)
+        line = self._line(timeout_s)
+        if line is None:
+            raise StartupError(f"the draft process did not listen within {timeout_s:g} s")
         try:
             answer = json.loads(line)
             return str(answer["endpoint"])
@@ -88,20 +107,18 @@ class DraftProcess:
         except ValueError:
             raise StartupError(f"the draft process ended with code {self._child.poll()} before it listened") from None
 
-    def _first_line(self, timeout_s: float) -> str:
-        """The child's answer; reading a pipe has no deadline of its own, so a thread reads."""
+    def _line(self, timeout_s: float) -> str | None:
+        """The child's answer, None after the timeout; reading a pipe has no deadline of its own, so a thread reads."""
         lines: list[str] = []
 
         def read() -> None:
             if self._child.stdout is not None:
                 lines.append(self._child.stdout.readline())
 
-        reader = threading.Thread(target=read, name="draft-start", daemon=True)
+        reader = threading.Thread(target=read, name="draft-answer", daemon=True)
         reader.start()
         reader.join(timeout_s)
-        if not lines:
-            raise StartupError(f"the draft process did not listen within {timeout_s:g} s")
-        return lines[0]
+        return lines[0] if lines else None
 
     def __enter__(self) -> DraftProcess:
         return self

@@ -7,6 +7,7 @@ import math
 from ssd_cluster.config import DraftSettings
 from ssd_cluster.draft.builds import TreeBuild
 from ssd_cluster.draft.leases import LeaseBook
+from ssd_cluster.draft.peaks import Peaks
 from ssd_cluster.draft.session import Session
 from ssd_cluster.draft.table import Peer, SessionTable
 from ssd_cluster.draft.timing import StepTimer
@@ -41,6 +42,7 @@ class LoadReporter:
 
     Attributes:
         lateness: share of recent rounds that ended before anything was pushed for them, 0 to 1.
+        peaks: the longest that the draft's queues have been.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class LoadReporter:
         leases: LeaseBook | None = None,
     ) -> None:
         self.lateness = 0.0
+        self.peaks = Peaks()
         self._leases = leases
         self._table = table
         self._settings = settings
@@ -90,6 +93,8 @@ class LoadReporter:
 
     def report(self, now: float, *, draining: bool) -> None:
         """Send Load to peers for whom it changed, and to all of them when the interval has passed."""
+        unsent = max((peer.stream.unsent for peer in self._table.peers.values()), default=0)
+        self.peaks.note(sessions=len(self._table), unsent=unsent)
         due = now >= self._next
         if due:
             self._next = now + self._settings.load_interval_s

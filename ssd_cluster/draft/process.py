@@ -3,7 +3,8 @@
     python -m ssd_cluster.draft.process SETTINGS    (DraftSettings as JSON; "-" reads one line of standard input)
 
 Prints one JSON line, {"endpoint", "pid"} once it listens or {"error", "code"}, and ends when its standard input closes,
-so it never outlives its parent.
+so it never outlives its parent. Once it listens, every further line of standard input is answered by one with what it
+has done: {"at" (monotonic seconds), "snapshot", "metrics" (samples by name and labels)}.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from pydantic import ValidationError
 
 from ssd_cluster.config import DraftSettings
-from ssd_cluster.draft.engine import load_draft
+from ssd_cluster.draft.engine import DraftEngine, load_draft
 from ssd_cluster.errors import ConfigError, SsdClusterError
 from ssd_cluster.link.grpc_backend import Listener, check_listener
 from ssd_cluster.link.loop import LinkLoop
@@ -41,8 +45,9 @@ def main(arguments: Sequence[str]) -> int:
         settings = _settings(arguments)
         if settings.model.cores is not None:
             pin_thread(settings.model.cores)  # before any other thread exists: they all inherit it
-        threading.Thread(target=_end_with_input, args=(sys.stdin.fileno(), stop), name="stdin", daemon=True).start()
-        failed = _serve(settings, stop)
+        parent = _Parent(sys.stdin.fileno(), stop)
+        threading.Thread(target=parent.heed, name="stdin", daemon=True).start()
+        failed = _serve(settings, stop, parent)
     except SsdClusterError as error:
         _say({"error": error.message, "code": error.code})
         return 1
@@ -59,7 +64,7 @@ def _settings(arguments: Sequence[str]) -> DraftSettings:
         raise ConfigError(f"draft settings: {error}") from error
 
 
-def _serve(settings: DraftSettings, stop: threading.Event) -> bool:
+def _serve(settings: DraftSettings, stop: threading.Event, parent: _Parent) -> bool:
     """Load, listen, announce and serve until the stop; True if the engine failed before it.
 
     Raises:
@@ -80,6 +85,7 @@ def _serve(settings: DraftSettings, stop: threading.Event) -> bool:
             refused=lambda reason: engine.metrics.refused_streams.labels(reason).inc(),
         )
         _say({"endpoint": listener.endpoint_at("127.0.0.1"), "pid": os.getpid()})
+        parent.answer = lambda: _say(report(engine))
         while engine.healthy() and not stop.wait(_HEALTH_S):
             continue
         failed = not engine.healthy()
@@ -88,14 +94,35 @@ def _serve(settings: DraftSettings, stop: threading.Event) -> bool:
     return failed
 
 
-def _end_with_input(descriptor: int, stop: threading.Event) -> None:
-    """Not through ``sys.stdin``: a thread that waits there holds a lock that the interpreter wants at exit."""
-    while os.read(descriptor, 4096):
-        continue
-    stop.set()
+def report(engine: DraftEngine) -> dict[str, Any]:
+    """What a draft has done since it started, and its state now."""
+    samples = (sample for family in engine.metrics.registry.collect() for sample in family.samples)
+    metrics = {
+        sample.name + "".join(f"{{{name}={value}}}" for name, value in sorted(sample.labels.items())): sample.value
+        for sample in samples
+        if not sample.name.endswith("_created")
+    }
+    return {"at": time.monotonic(), "snapshot": asdict(engine.snapshot()), "metrics": metrics}
 
 
-def _say(message: dict[str, str | int]) -> None:
+class _Parent:
+    """Who started this process: its end is ours, and each of its lines is a question once ``answer`` is set."""
+
+    def __init__(self, descriptor: int, stop: threading.Event) -> None:
+        self.answer: Callable[[], None] | None = None
+        self._descriptor = descriptor
+        self._stop = stop
+
+    def heed(self) -> None:
+        """Not through ``sys.stdin``: a thread that waits there holds a lock that the interpreter wants at exit."""
+        while text := os.read(self._descriptor, 4096):
+            for _ in range(text.count(b"\n")):
+                if self.answer is not None:
+                    self.answer()
+        self._stop.set()
+
+
+def _say(message: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ssd_cluster.config import DraftSettings
 from ssd_cluster.draft.leases import LeaseBook
 from ssd_cluster.draft.load import LoadReporter
+from ssd_cluster.draft.peaks import Peaks
 from ssd_cluster.draft.table import SessionTable
 from ssd_cluster.model.runner import ModelRunner
 
@@ -23,6 +24,7 @@ class DraftSnapshot:
         lateness: share of recent rounds that ended before anything was pushed for them, 0 to 1.
         free_blocks, free_tails: KV pages and branch slots.
         draining: sessions are sent elsewhere.
+        peaks: the longest that its queues have been since it started.
     """
 
     sessions: int
@@ -35,6 +37,7 @@ class DraftSnapshot:
     free_blocks: int
     free_tails: int
     draining: bool
+    peaks: Peaks
 
 
 def take_snapshot(
@@ -64,4 +67,5 @@ def take_snapshot(
         free_blocks=runner.pool.n_free,
         free_tails=runner.tails.n_free if runner.tails is not None else 0,
         draining=draining,
+        peaks=replace(load.peaks),
     )

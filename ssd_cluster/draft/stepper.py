@@ -50,6 +50,7 @@ class Stepper:
 
     Attributes:
         trace: where forwards are recorded; None: nowhere.
+        wanted: rows that the newest plan had to choose from.
     """
 
     def __init__(
@@ -74,11 +75,14 @@ class Stepper:
         self._metrics = metrics
         self._clock = clock
         self.trace = DraftTrace.of(settings)
+        self.wanted = 0
 
     def plan(self, now: float) -> Grants:
         """Who runs next, and how many rows; empty if there is nothing to run."""
         waiting = self._awaiting_prefix()
-        grants = self._scheduler.grant([self._demand(s, now) for s in self._table.active if s not in waiting])
+        demands = [self._demand(s, now) for s in self._table.active if s not in waiting]
+        self.wanted = sum(demand.rows for demand in demands)
+        grants = self._scheduler.grant(demands)
         if len(grants) < len(self._table.active):
             granted = {demand.session for demand, _ in grants}
             for session in self._table.active:

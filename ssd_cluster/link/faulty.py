@@ -70,6 +70,10 @@ class FaultyStream(Stream):
         return self._dead or self._inner.closed
 
     @property
+    def unsent(self) -> int:
+        return self._inner.unsent
+
+    @property
     def lost(self) -> int:
         """Messages of both directions that the plans or a partition swallowed."""
         return self._out.lost + self._in.lost

@@ -99,6 +99,10 @@ class RemoteStream(Stream):
     def closed(self) -> bool:
         return self._ended
 
+    @property
+    def unsent(self) -> int:
+        return len(self._queue)
+
     def send(self, message: Message) -> None:
         self.send_frame(self._codec.encode(message))
 

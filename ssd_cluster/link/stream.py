@@ -32,6 +32,11 @@ class Stream(ABC):
     frames_dropped: int = 0
 
     @property
+    def unsent(self) -> int:
+        """Frames that were sent and have not left yet; 0 where messages are handed over at once."""
+        return 0
+
+    @property
     @abstractmethod
     def peer(self) -> str:
         """Address or name of the other side, for logs."""
