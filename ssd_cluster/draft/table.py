@@ -10,6 +10,7 @@ from ssd_cluster.config import DraftSettings
 from ssd_cluster.draft.builds import BranchBuild, Build, TreeBuild
 from ssd_cluster.draft.pages import SessionPages
 from ssd_cluster.draft.session import Session
+from ssd_cluster.draft.shares import fair_shares
 from ssd_cluster.errors import LinkClosed, OutOfBlocks
 from ssd_cluster.link.limits import MAX_U32
 from ssd_cluster.link.messages import Load, Message, Nack, NackCode
@@ -133,21 +134,21 @@ class SessionTable:
     def row_allowance(self, session: Session, build: TreeBuild) -> int:
         """Branches that a tree may have now: its target's ceiling, cut in proportion where credits are exceeded.
 
-        All trees at work together get at most one full step's rows, so that under load every tree loses its rows of
-        lowest gain instead of one tree losing everything; those of one target at most its row credit.
+        All trees at work together get at most one full step's rows, those of one target at most its row credit. What
+        one target wants beyond its part of a step is cut from its own trees: each of them loses its rows of lowest
+        gain, instead of one tree losing everything.
         """
-        total = mine = 0
+        wanted = {session.peer: 0}
         for other in self.active:
             if isinstance(other.build, TreeBuild):
-                total += other.build.rows
-                mine += other.build.rows if other.peer is session.peer else 0
-        rows, own = build.rows, self.row_credit(session.peer)
-        if mine > own:
+                wanted[other.peer] = wanted.get(other.peer, 0) + other.build.rows
+        mine = max(build.rows, wanted[session.peer])
+        capped = {peer: min(rows, self.row_credit(peer)) for peer, rows in wanted.items()}
+        if mine > self.row_credit(session.peer):
             self._metrics.limited.labels("rows").inc()
-        for wanted, credit in ((total, self._settings.max_step_rows), (mine, own)):
-            if wanted > credit:
-                rows = min(rows, max(1, build.rows * credit // wanted))
-        return rows
+        weights = {peer: self.weight(peer.target_id) for peer in capped}
+        share = fair_shares(capped, weights, self._settings.max_step_rows)[session.peer]
+        return build.rows if share >= mine else max(1, build.rows * share // mine)
 
     def admit(self, peer: Peer, now: float) -> bool:
         """Whether the peer may hold one more session; sessions that its target has long forgotten make room.

@@ -17,7 +17,7 @@ class Round:
         proposal: those tokens; empty unless ``next`` is TOKENS.
         k: ceiling of drafted tokens per branch.
         rows: ceiling of branches; 0 asks for no block.
-        due_s: clock time at which the outcome is expected; the receipt itself where the target does not say.
+        due_s: clock time at which the block must leave; the receipt itself where the target does not say.
         deadline_s: clock time after which a waiting target goes on without the chain; infinite where it does not say.
     """
 

@@ -102,7 +102,8 @@ class CommitRow:
 
     ``proposal`` and ``proposal_kind`` are set when ``next`` is TOKENS; ``origin`` too where the tokens came from a
     block, and names the law of a ratio kind that is to follow. ``k`` and ``rows`` are ceilings for the block that
-    follows (rows = 0: push nothing). ``due_us``: when the outcome of this round is expected. ``counter`` grows
+    follows (rows = 0: push nothing). ``due_us``: time from the receipt of this row until the block must leave to
+    arrive before the outcome of this round is expected (its verification less a round trip). ``counter`` grows
     with every row of the session; of two rows for one base_len the higher counter wins. ``finish``: the session ends
     here.
     """

@@ -27,7 +27,10 @@ class BlockTimes:
     def opened(self, session: Session, replica: DraftReplica) -> None:
         """Opened has come; the first block also waits for the prompt, so that its time tells nothing."""
         asked_at, session.asked_at = session.asked_at, None
-        if self.into is not None and asked_at is not None:
+        if asked_at is None:
+            return
+        replica.trips.append(max(0.0, replica.heard_at - asked_at))
+        if self.into is not None:
             self.into.observe_trip(replica.heard_at - asked_at)
 
     def came(self, session: Session, replica: DraftReplica, block: Block) -> None:

@@ -94,12 +94,14 @@ class Openings:
             session: an open session.
             n_left: tokens the choice may still emit; a block serves the round after the next one, so the last two
                 tokens need none.
-            due_us: expected end of the verification that starts now.
+            due_us: expected time until the verification that starts now ends. The block must have arrived by then, and
+                the draft counts from when the commit arrives, so that it is told a round trip less.
         """
         replica = session.replica
         k = min(session.terms.k, replica.k_max) if replica is not None else 0
         rows = replica.rows_each(self.rows) if replica is not None and n_left > 2 else 0
-        return Ceilings(k, rows, due_us)
+        trip_us = int(1e6 * replica.round_trip_s) if replica is not None else 0
+        return Ceilings(k, rows, max(0, due_us - trip_us))
 
     def _move_to(self, session: Session, other: DraftReplica) -> None:
         before = session.replica

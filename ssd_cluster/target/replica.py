@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from enum import StrEnum
 
@@ -18,6 +18,7 @@ Connector = Callable[[Inbox], Stream]
 
 _BACKOFF_DOUBLINGS = 5
 _JITTER = 0.5
+_TRIPS = 24
 
 
 class ReplicaState(StrEnum):
@@ -43,6 +44,7 @@ class DraftReplica:
         leases: leases that lead there; None: it needs none.
         unleased_at: since when none does.
         lookups: cache lookups of its sessions, by result.
+        trips: newest times from an Open to its Opened, seconds.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class DraftReplica:
         self.leases = None if incarnation is None else 0
         self.unleased_at = 0.0
         self.lookups: Counter[str] = Counter()
+        self.trips: deque[float] = deque(maxlen=_TRIPS)
         self.state = ReplicaState.DOWN
         self.stream: Stream | None = None
         self.welcome: Welcome | None = None
@@ -82,6 +85,11 @@ class DraftReplica:
     def k_max(self) -> int:
         """Most tokens behind one outcome; 0 before Welcome."""
         return self.welcome.k_max if self.welcome is not None else 0
+
+    @property
+    def round_trip_s(self) -> float:
+        """Twice the one-way latency of the link, as far as it is known: the shortest trip; 0 before the first."""
+        return min(self.trips, default=0.0)
 
     @property
     def draining(self) -> bool:
@@ -114,6 +122,7 @@ class DraftReplica:
         self.stream = stream
         self.state = ReplicaState.GREETING
         self.bytes_seen = (0, 0)
+        self.trips.clear()
 
     def failed(self, now: float) -> None:
         """The attempt or the stream has failed: try again after a pause that doubles, with jitter."""

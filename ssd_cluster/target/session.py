@@ -52,7 +52,7 @@ class SessionTerms:
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """What a commit allows the draft for the block that follows, and when the outcome is due."""
+    """What a commit allows the draft for the block that follows, and when that must leave, counted from its receipt."""
 
     k: int
     rows: int

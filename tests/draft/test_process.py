@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -11,7 +13,7 @@ from support.tiny import make_checkpoint
 
 from ssd_cluster.config import DraftSettings, LinkSettings, ModelSettings
 from ssd_cluster.draft.launcher import DraftProcess
-from ssd_cluster.errors import StartupError
+from ssd_cluster.errors import EngineStopped, StartupError
 from ssd_cluster.link.grpc_backend import connect
 from ssd_cluster.link.loop import LinkLoop
 from ssd_cluster.link.messages import BlockBatch, Hello, Open, StreamClosed
@@ -36,6 +38,16 @@ def wait_for(inbox: Inbox, kind: type) -> object:
     raise AssertionError(f"no {kind.__name__}")
 
 
+def wait_for_report(draft: DraftProcess, good: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        report = draft.report()
+        if good(report):
+            return report
+        time.sleep(0.01)
+    raise AssertionError(f"the draft still says {report}")
+
+
 def test_serves_is_killed_and_ends_with_its_parent(settings: DraftSettings) -> None:
     tokenizer = Tokenizer.load(Path(settings.model.path))
     with DraftProcess(settings) as first, DraftProcess(settings) as second, LinkLoop() as loop:
@@ -46,9 +58,17 @@ def test_serves_is_killed_and_ends_with_its_parent(settings: DraftSettings) -> N
         stream = connect(first.endpoint, inbox, LinkSettings(), loop)
         stream.send(Hello("t", 1, tokenizer.hash, tokenizer.vocabulary))
         stream.send(Open(1, 1, (3, 4, 5), ProposalKind.COUPLED, 1.0, 7, 0, 1.0, (), 100, 3, 4))
+        before = first.report()
         assert wait_for(inbox, BlockBatch).blocks[0].session == 1
+        after = wait_for_report(first, lambda report: report["snapshot"]["peaks"]["sessions"] > 0)
+        assert after["at"] >= before["at"]
+        assert after["metrics"]["ssd:draft_steps_total"] >= 1
+        assert after["metrics"]["ssd:draft_row_steps_total{kind=glue}"] >= 1
+        assert after["snapshot"]["sessions"] == after["snapshot"]["peaks"]["sessions"] == 1
         first.kill()
         assert not first.alive
+        with pytest.raises(EngineStopped, match="does not answer"):
+            first.report()
         wait_for(inbox, StreamClosed)
         assert second.alive
         assert second.close(60) == 0

@@ -154,6 +154,22 @@ def test_crowd_of_trees_loses_breadth_first() -> None:
     assert all(len(branch.tokens) == 3 for block in last.values() for branch in block.branches)
 
 
+def test_a_crowd_of_one_target_takes_no_branch_from_a_small_one() -> None:
+    rig = Rig(max_step_rows=12, row_credit=200)
+    crowd, small = rig.target("crowd"), rig.target("small")
+    for session in range(4):
+        crowd.open(session, tokens=(session, 5))
+    small.open(9, tokens=(9, 5))
+    rig.settle()
+    crowd.take(), small.take()
+    for session in range(4):
+        crowd.commit(2, (9,), session=session, rows=12)
+    small.commit(2, (9,), session=9, rows=6)
+    rig.settle()
+    last = {block.session: block for block in (*crowd.blocks(), *small.blocks())}
+    assert [len(last[s].branches) for s in (0, 1, 2, 3, 9)] == [1, 1, 1, 1, 6]
+
+
 def test_row_credit_of_one_target_bounds_its_trees() -> None:
     rig = Rig(row_credit=8)
     target = rig.target()

@@ -132,6 +132,27 @@ def test_the_last_rounds_ask_for_no_blocks(rig: Rig, reference: Plain) -> None:
     engine.stop()
 
 
+def test_blocks_are_due_a_round_trip_before_the_outcome(rig: Rig) -> None:
+    clock = Clock()
+    draft = ScriptedDraft(Script(Truth()))
+    engine = rig.engine(Mode.SSD, [draft.connect], clock=clock)
+    connect(engine)
+    submit(engine, requests())
+    engine.step()
+    (replica,) = engine.drafts.links.replicas
+    (session,) = replica.sessions.values()
+    assert 0 < replica.round_trip_s < 1e-3, "measured by the Open"
+    replica.trips.extend([0.004, 0.003])
+    replica.trips.popleft()
+    assert replica.round_trip_s == 0.003
+    assert [engine.drafts.ceilings(session, 10, due).due_us for due in (9000, 2000)] == [6000, 0]
+    engine.drafts.links.lost(replica, "cut", clock())
+    clock.now += 10
+    connect(engine)
+    assert replica.round_trip_s == 0, "another link, another latency"
+    engine.stop()
+
+
 def test_sd_waits_for_a_chain_every_round_and_asks_for_no_blocks(rig: Rig, reference: Plain) -> None:
     known = reference(requests())
     draft = ScriptedDraft(Script(known.truth))

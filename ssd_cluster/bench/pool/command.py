@@ -147,8 +147,9 @@ def _figures(arguments: argparse.Namespace) -> dict[str, list[Cell]]:
 def _settings(arguments: argparse.Namespace, world: World) -> dict[str, Any]:
     """What every record depends on."""
     names = (
-        "draft", "dtype", "k", "rows", "miss_policy", "wait_ms", "controller", "row_credit", "max_step_rows", "per_target",
-        "big", "overload_targets", "overload_batch", "latency_batch", "warm_up", "seconds", "target_cores", "draft_cores",
+        "draft", "dtype", "k", "rows", "miss_policy", "wait_ms", "controller", "row_credit", "max_step_rows",
+        "per_target", "big", "overload_targets", "overload_batch", "latency_batch", "warm_up", "seconds",
+        "target_cores", "draft_cores",
     )  # fmt: skip
     outcomes = asdict(world.outcomes)
     texts = outcomes.pop("texts")

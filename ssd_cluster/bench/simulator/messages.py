@@ -28,7 +28,7 @@ class Commit:
         outcome: of the verification before; None at the start and where only the proposal is new.
         n: proposed tokens that are verified now; None: a chain is waited for.
         k, rows: ceilings of the answer; rows = 0 asks for none.
-        due_s: expected time until the next outcome.
+        due_s: from receipt until the block must leave: the expected verification less a round trip.
         pull_s, deadline_s: with a wait: when the target asks for what exists of the chain, and when it goes on without.
     """
 

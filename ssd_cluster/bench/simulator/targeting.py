@@ -197,7 +197,8 @@ class SimulatedTarget:
     def _commit(self, sequence: Sequence, outcome: Outcome | None, n: int | None) -> Commit:
         sequence.round += 1
         sequence.block = None
-        due, deadline = self._verify_mean or 0.0, self._settings.wait_ms / 1e3
+        due = max(0.0, (self._verify_mean or 0.0) - 2 * self._settings.one_way_ms / 1e3)
+        deadline = self._settings.wait_ms / 1e3
         pull = min(deadline / 2, 2 * self._mean_wait_s)
         k, rows = self._settings.k, self._rows
         return Commit(sequence.id, self._id, sequence.round, outcome, n, k, rows, due, pull, deadline)
