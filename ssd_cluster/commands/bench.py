@@ -13,6 +13,7 @@ from ssd_cluster.bench.peers import command as peers
 from ssd_cluster.bench.pool import command as pool
 from ssd_cluster.bench.rules import command as rules
 from ssd_cluster.bench.sampling import command as sampling
+from ssd_cluster.bench.scaling import command as scaling
 
 BENCHMARKS = {
     "modes": (modes, "speed of modes ar, sd and ssd, interleaved in one run (the default)"),
@@ -23,6 +24,10 @@ BENCHMARKS = {
     "pool": (pool, "many targets on one draft, replayed from recorded texts: capacity, sharing, overload, latency"),
     "rules": (rules, "tokens per target call under every verification rule"),
     "sampling": (sampling, "hit rate and acceptance of ratio rules over SAGUARO's C, beside the coupled rule"),
+    "scaling": (
+        scaling,
+        "a running deployment under load that rises and falls: drafts over time, lost requests, texts",
+    ),
 }
 DEFAULT = "modes"
 
