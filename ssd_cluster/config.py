@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -98,6 +98,9 @@ class SpeculationSettings(Settings):
     ngram_max: int = Field(default=5, ge=1)
     controller: ControllerSettings = ControllerSettings()
 
+    IN_PLACE: ClassVar[tuple[str, ...]] = ("k", "rows", "rule", "miss_policy", "fallback", "wait_ms", "controller")
+    """What a running target takes over between two rounds."""
+
     @model_validator(mode="before")
     @classmethod
     def _rule_of_the_kind(cls, data: Any) -> Any:
@@ -184,10 +187,11 @@ class TargetSettings(Settings):
 class DraftSettings(Settings):
     """A draft replica: sessions of all its targets share one model, one KV budget and one batch.
 
-    ``target_weights``: share of a target (by its id) relative to others, 1 where it is not named. ``idle_s``: a session
-    without a commit for this long may lose its KV pages to another. ``load_interval_s``: longest time between two Load
-    messages. ``trust_domain``: must equal that of a target that uses this draft's laws. ``max_streams``: most connected
-    targets; ``limits``: of each of them. ``trace``: file that forwards and pushed blocks are recorded in.
+    ``target_weights``: share of each replica of a target (by its name) relative to others, 1 where it is not named.
+    ``idle_s``: a session without a commit for this long may lose its KV pages to another. ``load_interval_s``: longest
+    time between two Load messages. ``trust_domain``: must equal that of a target that uses this draft's laws.
+    ``max_streams``: most connected targets; ``limits``: of each of them. ``trace``: file that forwards and pushed
+    blocks are recorded in.
     """
 
     model: ModelSettings
@@ -238,6 +242,11 @@ def cache_dir() -> Path:
         return Path(explicit).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base).expanduser() if base else Path.home() / ".cache") / "ssd_cluster"
+
+
+def dashboard_address() -> str:
+    """Of the Ray cluster that commands talk to: $RAY_DASHBOARD_ADDRESS, as for Ray's own, or this machine's."""
+    return os.environ.get("RAY_DASHBOARD_ADDRESS") or "http://127.0.0.1:8265"
 
 
 def set_ray_environment() -> None:

@@ -11,7 +11,7 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -89,7 +89,7 @@ class DraftEngine:
         self._failure: BaseException | None = None
         self._beat = math.inf
         self._ready = threading.Event()
-        scheduler = Scheduler(settings.max_step_rows, settings.prefill_chunk, settings.target_weights)
+        scheduler = self._scheduler = Scheduler(settings.max_step_rows, settings.prefill_chunk, settings.target_weights)
         self._table = SessionTable(settings, runner.pool, runner.tails, self.metrics, scheduler.weight)
         observer = OutcomeObserver(settings.fanout)
         rows, width = _NOISE_ROUNDS * (settings.k_max + 1), runner.config.vocab_size
@@ -104,8 +104,6 @@ class DraftEngine:
         self._publisher = Publisher(self.metrics, self._table.rest, clock, self._stepper.trace)
         self._load = LoadReporter(self._table, settings, self.timer, self.metrics, leases)
 
-    # --- state
-
     @property
     def n_sessions(self) -> int:
         """Open sessions."""
@@ -115,6 +113,11 @@ class DraftEngine:
     def draining(self) -> bool:
         """New sessions are refused with DRAINING and targets are told to go elsewhere."""
         return self._service.draining
+
+    def reweigh(self, weights: Mapping[str, float]) -> None:
+        """Share credits and rows among targets by these weights from now on; thread-safe."""
+        self._scheduler.weights = dict(weights)
+        self._inbox.wake()
 
     def drain(self) -> None:
         """Start draining; thread-safe. Open sessions are served until their targets leave."""
@@ -150,8 +153,6 @@ class DraftEngine:
             session_ttl_s=self._settings.link.session_ttl_s,
             trust_domain=self._settings.trust_domain or "",
         )
-
-    # --- one step
 
     @torch.inference_mode()
     def step(self) -> bool:
@@ -199,8 +200,6 @@ class DraftEngine:
             if now - session.renewed_s < self._settings.idle_s and session.sampling.prefetch(session.horizon):
                 return True
         return False
-
-    # --- the thread
 
     def calibrate(self) -> None:
         """Measure the step time; needs free pages and tail slots, so call it before the first session opens."""

@@ -59,18 +59,19 @@ class Scheduler:
     Args:
         max_step_rows: most rows of a forward that has anything but prefill in it.
         prefill_chunk: most tokens of a forward that is all prefill.
-        weights: share of a target relative to others; 1 where it is not named.
+        weights: share of a target relative to others, by its name or its id; 1 where neither is in it.
     """
 
     def __init__(self, max_step_rows: int, prefill_chunk: int, weights: Mapping[str, float] | None = None) -> None:
         self._max_rows = max_step_rows
         self._chunk = prefill_chunk
-        self._weights = dict(weights or {})
+        self.weights = dict(weights or {})
         self._served: dict[str, float] = {}
 
     def weight(self, target: str) -> float:
         """Relative share of a target."""
-        return self._weights.get(target, 1.0)
+        name = target.rpartition("-")[0]  # replicas of one target have its name and a suffix of their own
+        return self.weights.get(target, self.weights.get(name, 1.0))
 
     def grant(self, demands: Iterable[Demand[S]]) -> list[tuple[Demand[S], int]]:
         """(demand, rows) of the next forward; empty only if nothing is demanded."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, TypedDict
 
 from ssd_cluster.config import DraftSettings
@@ -109,6 +109,10 @@ class DraftService:
                 yield item
         finally:
             self._leases.give_back(held)
+
+    def reweigh(self, weights: Mapping[str, float]) -> None:
+        """Share rows and sessions among targets by these weights from now on."""
+        self._engine.reweigh(weights)
 
     def drain(self) -> None:
         """Send sessions elsewhere; returns at once, and for any thread."""

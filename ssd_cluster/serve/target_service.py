@@ -26,6 +26,7 @@ from ssd_cluster.model.device import pin_thread
 from ssd_cluster.model.parallel.launcher import RankLauncher
 from ssd_cluster.model.runner import load_runner
 from ssd_cluster.serve.args import TargetAppArgs
+from ssd_cluster.serve.changes import changed_speculation, target_changes
 from ssd_cluster.serve.self_test import SelfTest
 from ssd_cluster.target.engine import TargetEngine
 from ssd_cluster.target.leases import Leasing, Lessor
@@ -53,6 +54,7 @@ class TargetService:
             CheckpointError, ConfigError: the model cannot be loaded.
         """
         settings = args.engine_settings
+        self._args = args
         if settings.model.cores is not None:
             pin_thread(settings.model.of_rank(0).cores or ())  # the threads started below inherit it
         self.metrics = TargetMetrics()
@@ -102,10 +104,26 @@ class TargetService:
         """The HTTP application over this engine; ``cluster`` says what /v1/cluster answers and may block."""
         return create_app(LocalEngineClient(self._engine), self._model, self._keys, cluster)
 
+    def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Take a ``user_config`` over, relative to the arguments.
+
+        Raises:
+            ConfigError: it cannot be taken over; everything stays as it is.
+        """
+        self._engine.retune(changed_speculation(self._args, target_changes(user_config)))
+
     def status(self) -> dict[str, Any]:
         """The engine's snapshot, what it serves and our pid, for operators and tests."""
-        served = {"kind": "target", "model": self._model.name, "mode": self._engine.settings.mode.value}
-        return {**served, "pid": os.getpid(), **dataclasses.asdict(self._engine.snapshot())}
+        settings = self._engine.settings
+        changeable = set(settings.speculation.IN_PLACE)
+        return {
+            "kind": "target",
+            "model": self._model.name,
+            "mode": settings.mode.value,
+            "speculation": settings.speculation.model_dump(mode="json", include=changeable),
+            "pid": os.getpid(),
+            **dataclasses.asdict(self._engine.snapshot()),
+        }
 
     def check(self) -> None:
         """Say whether the engine serves; what happens to drafts does not matter.

@@ -117,14 +117,14 @@ class WaitEstimator:
     shows whether it still holds, restores it.
 
     Args:
-        policy: how to decide.
+        policy: how to decide; may be exchanged at any time.
         k: lookahead, for the prior of E_h.
         rate: weight of a new observation.
         fade: factor on the estimated wait per miss that did not wait.
     """
 
     def __init__(self, policy: WaitPolicy, k: int, *, rate: float = 0.05, fade: float = 0.98) -> None:
-        self._policy = policy
+        self.policy = policy
         self._rate = rate
         self._fade = fade
         self._e_hit = expected_tokens(_PRIOR_ACCEPTANCE, k)
@@ -172,7 +172,7 @@ class WaitEstimator:
         """Decide for one batch."""
         if missing == 0:
             return False
-        decision = self._policy.should_wait(self.situation(batch, missing))
+        decision = self.policy.should_wait(self.situation(batch, missing))
         if not decision:
             self._trust *= self._fade
         return decision

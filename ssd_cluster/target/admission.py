@@ -18,7 +18,7 @@ from ssd_cluster.target.drafts import DraftPool
 from ssd_cluster.target.finish import FinishRules, OutputState
 from ssd_cluster.target.laws import ChoiceDraws
 from ssd_cluster.target.request import GenerationRequest, Sink, SpeculationStats
-from ssd_cluster.target.sequence import Choice, LiveRequest
+from ssd_cluster.target.sequence import Choice, LiveRequest, noise_rows
 from ssd_cluster.target.session import SessionTerms
 from ssd_cluster.text.tokenizer import Tokenizer
 from ssd_cluster.types import Mode, Proposal, ProposalKind
@@ -44,7 +44,7 @@ class Admission:
     ) -> None:
         if runner.output_ids is not None:
             raise ConfigError("a checkpoint with a reduced output vocabulary can only be a draft", param="model.path")
-        _check_frame(settings, tokenizer.vocabulary)
+        check_frame(settings, tokenizer.vocabulary)
         self._runner = runner
         self._tokenizer = tokenizer
         self._settings = settings
@@ -52,6 +52,10 @@ class Admission:
         self._rng = rng
         self._secret = rng.getrandbits(128)
         self._arrivals = itertools.count()
+
+    def retune(self, settings: TargetSettings) -> None:
+        """Admit new requests by these settings."""
+        self._settings = settings
 
     def admit(self, live: LiveRequest, others: Mapping[str, LiveRequest], queued: int) -> None:
         """Last check before a request is queued.
@@ -76,7 +80,7 @@ class Admission:
         self._check(request)
         params = request.params
         rules = FinishRules.of(params, self._tokenizer.eos_ids)
-        k = self._lookahead(request)
+        k = self.lookahead(request)
         seed = params.seed if params.seed is not None else self._rng.getrandbits(64)
         plain = RowParams.of(params)
         masked = RowParams.of(params, self._known(rules.ending_ids)) if params.min_tokens else plain
@@ -129,7 +133,7 @@ class Admission:
     def _known(self, ids: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(token for token in ids if token < self._tokenizer.vocabulary)
 
-    def _lookahead(self, request: GenerationRequest) -> int:
+    def lookahead(self, request: GenerationRequest) -> int:
         """Most tokens proposed per round for this request."""
         options = request.speculative
         if self._settings.mode is Mode.AR or not options.enabled:
@@ -138,7 +142,7 @@ class Admission:
         return k if options.num_speculative_tokens is None else min(k, options.num_speculative_tokens)
 
     def _noise(self, seed: int) -> NoiseSource:
-        rows = 2 * self._settings.speculation.k + 2
+        rows = noise_rows(self._settings.speculation.k)
         return NoiseSource(seed, self._runner.config.vocab_size, self._runner.device, capacity=rows)
 
     def _draws(self, seed: int, k: int) -> ChoiceDraws | None:
@@ -167,8 +171,12 @@ class Admission:
         )
 
 
-def _check_frame(settings: TargetSettings, vocabulary: int) -> None:
-    """The largest law must fit a frame, or it would be missing every time."""
+def check_frame(settings: TargetSettings, vocabulary: int) -> None:
+    """The largest law must fit a frame, or it would be missing every time.
+
+    Raises:
+        ConfigError: it does not.
+    """
     speculation, most = settings.speculation, settings.link.law_limit
     if not settings.uses_laws or most is None:
         return

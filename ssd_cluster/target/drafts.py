@@ -71,8 +71,8 @@ class DraftPool:
         rng: random.Random,
     ) -> None:
         self.links = links
-        self._rows = settings.speculation.rows if settings.mode is Mode.SSD else 0
-        self._openings = Openings(links, desk, settings.speculation, self._rows, clock)
+        rows = settings.speculation.rows if settings.mode is Mode.SSD else 0
+        self._openings = Openings(links, desk, settings.speculation, rows, clock)
         self._breaker = settings.breaker
         self._vocabulary = vocabulary
         self._laws = laws
@@ -106,6 +106,10 @@ class DraftPool:
         finally:
             if self.leases is not None:
                 self.leases.visit_wanted = False
+
+    def retune(self, rows: int) -> None:
+        """From now on sessions ask for so many rows."""
+        self._openings.retune(rows)
 
     def shut(self) -> None:
         """The target stops: give all leases back, close every link."""
@@ -288,6 +292,6 @@ class DraftPool:
             return
         sessions = sorted(replica.sessions.values(), key=lambda s: s.terms.priority, reverse=True)
         while sessions and (
-            len(sessions) > replica.session_credit or (self._rows and replica.rows_each(1, len(sessions)) < 1)
+            len(sessions) > replica.session_credit or (self._openings.rows and replica.rows_each(1, len(sessions)) < 1)
         ):
             self.close(sessions.pop(), now + self._breaker.retry_s)

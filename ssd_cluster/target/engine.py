@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from ssd_cluster.config import TargetSettings
+from ssd_cluster.config import SpeculationSettings, TargetSettings
 from ssd_cluster.errors import EngineStopped, SsdClusterError
 from ssd_cluster.link.stream import Inbox
 from ssd_cluster.metrics import TargetMetrics
@@ -24,9 +24,10 @@ from ssd_cluster.target.request import GenerationRequest, Sink
 from ssd_cluster.target.round import RoundLoop
 from ssd_cluster.target.scheduler import Scheduler
 from ssd_cluster.target.sequence import Choice, LiveRequest
-from ssd_cluster.target.snapshot import EngineSnapshot, count_sessions, take_snapshot
+from ssd_cluster.target.snapshot import EngineSnapshot, gauge, take_snapshot
 from ssd_cluster.target.times import RoundTimes
 from ssd_cluster.target.trace import TargetTrace
+from ssd_cluster.target.tuning import Tuning
 from ssd_cluster.target.verification import Verifier
 from ssd_cluster.target.wiring import make_pool
 from ssd_cluster.text.tokenizer import Tokenizer
@@ -68,7 +69,6 @@ class TargetEngine:
         leasing: Leasing | None = None,
         local: LocalFallback | None = None,
     ) -> None:
-        self.settings = settings
         self.metrics = metrics if metrics is not None else TargetMetrics()
         self.times = RoundTimes(trace=TargetTrace.of(settings))
         self._runner = runner
@@ -95,6 +95,7 @@ class TargetEngine:
         )
         self._admission = Admission(runner, tokenizer, settings, self.drafts, rng)
         self._pilot = Pilot(settings, self.drafts, self.metrics, clock, rng)
+        verifier = Verifier(rules_for(settings.speculation.kind, settings.speculation.rule.value), known, laws)
         proposer = Proposer(
             settings, self.drafts, self._inbox, self.metrics, self.times, self._pilot, clock, self._stop.is_set, local
         )
@@ -106,11 +107,17 @@ class TargetEngine:
             self._pilot,
             self.metrics,
             self.times,
-            Verifier(rules_for(settings.speculation.kind, settings.speculation.rule.value), known, laws),
+            verifier,
             clock,
             self._choice_ended,
             self._end_in_error,
         )
+        self._tuning = Tuning(settings, known, self._admission, self._pilot, proposer, self.drafts, verifier)
+
+    @property
+    def settings(self) -> TargetSettings:
+        """In force: what it was started with, and what has been changed since."""
+        return self._tuning.settings
 
     # --- any thread -------------------------------------------------------------------------------------------------
 
@@ -136,6 +143,11 @@ class TargetEngine:
     def abort(self, request_id: str) -> None:
         """End a request; its choices finish with reason ``abort``. Unknown ids are ignored."""
         self._aborted.append(request_id)
+        self._inbox.wake()
+
+    def retune(self, speculation: SpeculationSettings) -> None:
+        """Speculate by these settings from the next round on, running requests too (``Tuning.ask``)."""
+        self._tuning.ask(speculation)
         self._inbox.wake()
 
     def start(self) -> None:
@@ -204,7 +216,7 @@ class TargetEngine:
         now = self._progress_at = self._clock()
         if not ran or now >= self._gauge_at:
             self._gauge_at = now + _GAUGE_S
-            self._gauge()
+            gauge(self.metrics, self._runner.pool, self.drafts, self._pilot, self._scheduler)
         return ran
 
     def _run(self) -> None:
@@ -228,6 +240,7 @@ class TargetEngine:
             live_or_none = self._live.get(request_id)
             if live_or_none is not None:
                 self._abort(live_or_none)
+        self._tuning.apply(list(self._live.values()))
 
     def _abort(self, live: LiveRequest) -> None:
         for choice in list(live.choices):
@@ -283,14 +296,3 @@ class TargetEngine:
                 self.metrics.finished.labels(FinishReason.ERROR.value).inc()
         self._retire(live)
         live.emit_finished(self._clock(), error=why)
-
-    def _gauge(self) -> None:
-        metrics, pool = self.metrics, self._runner.pool
-        metrics.requests_running.set(len(self._scheduler.running))
-        metrics.requests_waiting.set(len(self._scheduler.waiting))
-        metrics.kv_usage.set(1 - pool.n_free / pool.n_total)
-        self._pilot.gauge()
-        metrics.preemptions.inc(self._scheduler.take_preemptions())
-        if self.drafts.usable:
-            for state, count in count_sessions(self.drafts.links.replicas).items():
-                metrics.sessions.labels(state).set(count)

@@ -192,14 +192,14 @@ class ChoiceDraws:
 
     Args:
         key: ``ratio_key`` of the choice.
-        k: most tokens of a proposal.
+        k: most tokens of a proposal; may change between verifications.
         vocabulary: V, padding included.
         device: where rows lie.
     """
 
     def __init__(self, key: int, k: int, vocabulary: int, device: torch.device) -> None:
         self._key = key
-        self._k = k
+        self.k = k
         self._vocabulary = vocabulary
         self._device = device
         self._rounds = 0
@@ -210,7 +210,7 @@ class ChoiceDraws:
         if len(self._ready) >= rounds:
             return False
         fresh = self._fresh()
-        fresh.prefetch(self._k)
+        fresh.prefetch(self.k)
         self._ready.append(fresh)
         return True
 

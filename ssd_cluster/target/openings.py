@@ -38,6 +38,12 @@ class Openings:
         self._speculation = speculation
         self._clock = clock
 
+    def retune(self, rows: int) -> None:
+        """Ask for so many rows per session from now on."""
+        self.rows = rows
+        if self.desk is not None:
+            self.desk.rows = rows
+
     def open(self, session: Session) -> bool:
         """Open a detached session; False if it cannot be opened now. A lease it needs is then asked for."""
         replica = self._pick(session, exclude=None)

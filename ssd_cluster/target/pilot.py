@@ -47,23 +47,31 @@ class Pilot:
         clock: Callable[[], float],
         rng: random.Random,
     ) -> None:
-        speculation = settings.speculation
         self._pool = pool
         self._metrics = metrics
         self._clock = clock
+        self._rng = rng
         self._measured = Measured()
         self._attached = False
-        self._rows = speculation.rows
         self._told = (0.0, 0.0)
         self.controller: Controller | None = None
+        self.retune(settings)
+
+    def retune(self, settings: TargetSettings) -> None:
+        """Follow these settings; a controller starts anew, with what has been measured."""
+        speculation, metrics = settings.speculation, self._metrics
+        self._rows = speculation.rows
+        self.controller = self._pool.times.into = None
         if speculation.controller.enabled and settings.mode is Mode.SSD and speculation.k:
             ceiling = Plan(speculation.k, speculation.rows, speculation.miss_policy is not MissPolicy.NEVER_WAIT)
-            self.controller = Controller(ceiling, frozenset(speculation.controller.fixed), self._measured, rng)
-            pool.times.into = self._measured.drafting
+            self.controller = Controller(ceiling, frozenset(speculation.controller.fixed), self._measured, self._rng)
+            self._pool.times.into = self._measured.drafting
         elif settings.mode is not Mode.AR and speculation.k:
             metrics.planned_k.set(speculation.k)
             metrics.planned_rows.set(speculation.rows if settings.mode is Mode.SSD else 0)
             metrics.speculating.set(1)
+        else:
+            metrics.speculating.set(0)
 
     @property
     def may_wait(self) -> bool:

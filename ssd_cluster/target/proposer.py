@@ -66,7 +66,7 @@ class Proposer:
     """Takes the outcomes of a round and leaves every unfinished choice with its next proposal.
 
     Args:
-        settings: of the target.
+        settings: of the target; ``settings`` holds those of speculation, which may be exchanged between rounds.
         pool: draft sessions.
         inbox: waited on for chains.
         metrics: counters.
@@ -90,7 +90,7 @@ class Proposer:
         local: LocalFallback | None = None,
     ) -> None:
         self._local = local
-        self._settings = settings.speculation
+        self.settings = settings.speculation
         self._synchronous = settings.mode is Mode.SD
         self._pool = pool
         self._inbox = inbox
@@ -149,8 +149,8 @@ class Proposer:
         if not waiting:
             return
         started = self._clock()
-        deadline = started + self._settings.wait_ms / 1000
-        overdue = started + min(self._settings.wait_ms / 2000, 2 * self._mean_wait_s)
+        deadline = started + self.settings.wait_ms / 1000
+        overdue = started + min(self.settings.wait_ms / 2000, 2 * self._mean_wait_s)
         remaining, pulled = waiting, False
         while True:
             self._pool.receive()
@@ -217,8 +217,8 @@ class Proposer:
             return
         if self._local is not None:
             choice.proposal = self._local(choice.tokens, room)
-        elif self._settings.fallback is Fallback.NGRAM:
-            choice.proposal = choice.fallback(self._settings, room)
+        elif self.settings.fallback is Fallback.NGRAM:
+            choice.proposal = choice.fallback(self.settings, room)
         self._count_fallback(choice, choice.proposal.source)
 
     def _count_fallback(self, choice: Choice, source: str) -> None:
@@ -239,7 +239,7 @@ class Proposer:
                 return None
             tokens = ()
         ceilings = self._pool.ceilings(session, choice.n_left, self._due_us())
-        deadline_us = int(self._settings.wait_ms * 1000) if waits else 0
+        deadline_us = int(self.settings.wait_ms * 1000) if waits else 0
         if waits:
             ceilings = Ceilings(min(ceilings.k, choice.draft_room()), ceilings.rows, ceilings.due_us)
         proposal = None if waits else choice.proposal

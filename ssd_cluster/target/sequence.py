@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ssd_cluster.config import SpeculationSettings
 from ssd_cluster.model.kv import SequenceBlocks
@@ -20,6 +20,11 @@ from ssd_cluster.types import RATIO_KINDS, FinishReason, Proposal
 logger = logging.getLogger(__name__)
 
 _ROUNDS_AHEAD = 3
+
+
+def noise_rows(k: int) -> int:
+    """Noise rows that a choice holds: those of a round of ``k`` tokens, and of the one behind it."""
+    return 2 * k + 2
 
 
 @dataclass(slots=True, eq=False)
@@ -86,6 +91,16 @@ class Choice:
     def order(self) -> tuple[int, int, int]:
         """Scheduling order, first comes first: higher priority, then earlier submission, then choice."""
         return (-self.live.request.priority, self.arrival, self.index)
+
+    def retune(self, k: int) -> None:
+        """Propose at most ``k`` tokens per round from now on; what is drawn at a position stays the same."""
+        self.k = k
+        if self.noise is not None:
+            self.noise.capacity = max(self.noise.capacity, noise_rows(k))
+        if self.draws is not None:
+            self.draws.k = k
+        if self.session is not None:
+            self.session.terms = replace(self.session.terms, k=k)
 
     def draft_room(self) -> int:
         """Most tokens to propose next: one of those left is the target's own, and a draft must be told all of them."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ssd_cluster.metrics import TargetMetrics
 from ssd_cluster.model.kv import BlockPool
 from ssd_cluster.target.drafts import DraftPool
+from ssd_cluster.target.pilot import Pilot
 from ssd_cluster.target.replica import DraftReplica
+from ssd_cluster.target.scheduler import Scheduler
 from ssd_cluster.target.session import SessionState
 
 
@@ -73,6 +76,18 @@ def take_snapshot(pool: BlockPool, drafts: DraftPool, running: int, waiting: int
         links=tuple(map(_link, replicas)),
         leases={"held": held, "waiting": asked},
     )
+
+
+def gauge(metrics: TargetMetrics, pool: BlockPool, drafts: DraftPool, pilot: Pilot, scheduler: Scheduler) -> None:
+    """Bring the gauges of an engine up to date; on its thread."""
+    metrics.requests_running.set(len(scheduler.running))
+    metrics.requests_waiting.set(len(scheduler.waiting))
+    metrics.kv_usage.set(1 - pool.n_free / pool.n_total)
+    pilot.gauge()
+    metrics.preemptions.inc(scheduler.take_preemptions())
+    if drafts.usable:
+        for state, count in count_sessions(drafts.links.replicas).items():
+            metrics.sessions.labels(state).set(count)
 
 
 def _link(replica: DraftReplica) -> LinkSnapshot:

@@ -25,13 +25,13 @@ class Verifier:
     """Verifies the deciding rows of a forward, each by the rule of its proposal's kind.
 
     Args:
-        rules: by kind.
+        rules: by kind; may be exchanged between rounds.
         valid_vocab: ids from here on are padding and are never drawn.
         laws: where the laws of ratio kinds are counted.
     """
 
     def __init__(self, rules: Mapping[ProposalKind, Rule], valid_vocab: int, laws: LawDesk) -> None:
-        self._rules = rules
+        self.rules = rules
         self._valid_vocab = valid_vocab
         self._laws = laws
 
@@ -65,7 +65,7 @@ class Verifier:
         probs = process(logits, params, self._valid_vocab)
         lap("process")
         laws = [_law(row) if by_ratio(row) else None for row in rows]
-        results = verify(VerifyBatch([proposal_of(row) for row in rows], probs, noise, laws, draws), self._rules)
+        results = verify(VerifyBatch([proposal_of(row) for row in rows], probs, noise, laws, draws), self.rules)
         lap("verify")
         for row, law, outcome in zip(rows, laws, results, strict=True):
             if by_ratio(row):

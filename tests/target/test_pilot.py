@@ -108,7 +108,7 @@ def test_a_good_draft_is_used(rig: Rig, clock: Clock, monkeypatch: pytest.Monkey
     assert engine._pilot.controller is not None
     assert engine._pilot.controller.stage is Stage.ON
     assert clock.now - began < 0.5 * plain_s
-    engine._gauge()
+    engine._pilot.gauge()
     sample = engine.metrics.registry.get_sample_value
     assert sample("ssd:speculating") == 1
     assert sample("ssd:planned_k") == engine._pilot.controller.plan.k > 0

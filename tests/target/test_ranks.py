@@ -23,6 +23,7 @@ from ssd_cluster.errors import EngineStopped, RankError
 from ssd_cluster.model.batch import ForwardBatch
 from ssd_cluster.model.parallel.launcher import LocalRanks
 from ssd_cluster.target.engine import TargetEngine
+from ssd_cluster.target.snapshot import gauge
 from ssd_cluster.text.tokenizer import Tokenizer
 from ssd_cluster.types import Mode
 
@@ -64,7 +65,7 @@ def texts(rig: Rig) -> list[list[list[int]]]:
         request("two", random_tokens(20, seed=3), temperature=0.8, top_p=0.9, n=2, ignore_eos=True, max_tokens=25),
     ]
     rest = run(engine, batch)
-    engine._gauge()
+    gauge(engine.metrics, engine._runner.pool, engine.drafts, engine._pilot, engine._scheduler)
     assert engine.metrics.preemptions._value.get() > 0
     assert_clean(engine)
     return [client.tokens for client in first + rest]
