@@ -13,6 +13,7 @@ from ssd_cluster.errors import ConfigError, InvalidRequest, SsdClusterError
 
 COMMANDS = {
     "serve": "serve a configuration file on a local Ray until Ctrl-C",
+    "deploy": "check a configuration file and deploy it on a running Ray cluster",
     "status": "show the targets and drafts of a running cluster",
     "generate": "answer one prompt in this process and print one JSON object",
     "chat": "talk to the model in this terminal",

@@ -70,6 +70,8 @@ def describe(view: dict[str, Any]) -> list[str]:
         late = _share(one["lateness"])
         drafts.append([one["application"], one["replica"], state, sessions, one["leases"], rows, late, held])
     lines = [*_table(targets), "", *_table(drafts)]
+    refused = [one for one in (*view["targets"], *view["drafts"]) if one.get("refused")]
+    lines += [f"{one['application']} {one['replica']} keeps its settings: {one['refused']}" for one in refused]
     return lines + [f"{one['application']} {one['replica']} does not answer" for one in view["unreachable"]]
 
 

@@ -24,7 +24,8 @@ _HASH_SAMPLE_BYTES = 64 * 1024
 Cut = Callable[[str, tuple[int, ...]], tuple[slice, ...] | None]
 """Which part of a tensor (name, shape) to read; None: the tensor is left out."""
 
-_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+_HUB_WORDS = ["*.json", "*.jinja", "tokenizer.model"]
+_HUB_FILES = [*_HUB_WORDS, "*.safetensors"]
 
 
 class Checkpoint(ABC):
@@ -226,10 +227,11 @@ def _silent(message: str) -> None:
     """Progress that nobody asked for."""
 
 
-def resolve_checkpoint(path: str, progress: Callable[[str], None] = _silent) -> Path:
+def resolve_checkpoint(path: str, progress: Callable[[str], None] = _silent, *, weights: bool = True) -> Path:
     """Find a checkpoint: an embedded name, a local folder, a .gguf file, or a hub id ("owner/name").
 
-    ``progress`` gets one line per slow step (download, conversion).
+    ``progress`` gets one line per slow step (download, conversion). Without ``weights`` those of a hub id are not
+    fetched: its folder then has configuration and tokenizer, and cannot be opened.
 
     Raises:
         CheckpointError: nothing is found under this name, or a download fails; says what to do.
@@ -246,7 +248,7 @@ def resolve_checkpoint(path: str, progress: Callable[[str], None] = _silent) -> 
             raise CheckpointError(f"{local} is a file but no .gguf; give the folder that holds config.json")
         return local
     if _is_hub_id(path):
-        return _from_hub(path)
+        return _from_hub(path, _HUB_FILES if weights else _HUB_WORDS)
     raise CheckpointError(
         f"no model {path!r}: there is no such folder or .gguf file, and it is neither a hub id (owner/name) nor one of "
         f"the embedded models {EMBEDDED_TARGET}, {EMBEDDED_DRAFT}"
@@ -270,12 +272,12 @@ def _is_hub_id(path: str) -> bool:
     return len(parts) == 2 and all(parts) and not path.startswith((".", "~")) and not path.endswith(".gguf")
 
 
-def _from_hub(repo: str) -> Path:
+def _from_hub(repo: str, files: list[str]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
 
     try:
-        return Path(snapshot_download(repo, allow_patterns=_HUB_FILES))
+        return Path(snapshot_download(repo, allow_patterns=files))
     except GatedRepoError as error:
         raise CheckpointError(f"{repo} is gated: accept its terms on the hub, then run `hf auth login`") from error
     except (RepositoryNotFoundError, HFValidationError) as error:

@@ -14,7 +14,6 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
-from ssd_cluster.config import ModelSettings
 from ssd_cluster.serve.args import (
     DRAFT_DEPLOYMENT,
     TARGET_DEPLOYMENT,
@@ -22,7 +21,9 @@ from ssd_cluster.serve.args import (
     AutoscalingSettings,
     DraftAppArgs,
     TargetAppArgs,
+    changed_draft,
 )
+from ssd_cluster.serve.changes import ChangesInPlace
 from ssd_cluster.serve.draft_service import DraftEndpoint, DraftService
 from ssd_cluster.serve.drain import before_shutdown
 from ssd_cluster.serve.http_host import require_protected_http
@@ -30,7 +31,7 @@ from ssd_cluster.serve.lessor import ServeLessor
 from ssd_cluster.serve.loopback import keep_on_loopback
 from ssd_cluster.serve.metrics_mirror import MirrorThread, RegistryMirror
 from ssd_cluster.serve.policy import KEEP
-from ssd_cluster.serve.ranks import launcher_of, rank_options
+from ssd_cluster.serve.ranks import launcher_of, placement_options
 from ssd_cluster.serve.target_service import TargetService
 from ssd_cluster.serve.view import cluster_view
 
@@ -40,26 +41,33 @@ SHUTDOWN_POLL_S = 0.2
 ROUTING_STATS_S = 1.0
 ROUTER = "ssd_cluster.serve.router:DraftRouter"
 POLICY = "ssd_cluster.serve.policy:DraftPolicy"
+_COMMON = {
+    "health_check_period_s": HEALTH_PERIOD_S,
+    "health_check_timeout_s": HEALTH_TIMEOUT_S,
+    "graceful_shutdown_wait_loop_s": SHUTDOWN_POLL_S,
+    "user_config": {},  # so that one which is taken out of a file is taken back
+}
 SPARE_REQUESTS = 16  # health, metrics and refusals have room although the engine is full
 RETRY_AFTER_S = 1
 
 
 def build(args: AppArgs) -> Application:
     """The application that ``args`` asks for; what Serve calls for a configuration file."""
-    return build_with(args, num_replicas=1)
+    return build_with(args, num_replicas=1, user_config={})
 
 
-def build_with(args: AppArgs, num_replicas: int) -> Application:
+def build_with(args: AppArgs, num_replicas: int, user_config: dict[str, Any]) -> Application:
     """``build`` with what a configuration file says under ``deployments``; Serve itself adds that when it deploys."""
+    options: dict[str, Any] = {"user_config": user_config}
     bound: Application
     if args.target is not None:
-        bound = _target_deployment(args.target).options(num_replicas=num_replicas).bind(args.target)
+        options["num_replicas"] = num_replicas
+        bound = _target_deployment(args.target).options(**options).bind(args.target)
     else:
         assert args.draft is not None  # one of both, by validation
-        draft = _draft_deployment(args.draft)
         if args.draft.autoscaling is None:
-            draft = draft.options(num_replicas=num_replicas)
-        bound = draft.bind(args.draft)
+            options["num_replicas"] = num_replicas
+        bound = _draft_deployment(args.draft).options(**options).bind(args.draft)
     return bound
 
 
@@ -73,11 +81,17 @@ class Target:
         lessor = None
         if args.draft_application is not None:
             lessor = ServeLessor(args.draft_application, args.draft_deployment)
-        self._service = await asyncio.to_thread(TargetService, args, replica, lessor, launcher_of(args.model))
+        launcher = launcher_of(args.model, args.placement)
+        self._changes = ChangesInPlace()
+        self._service = await asyncio.to_thread(TargetService, args, replica, lessor, launcher)
         self._mirror = MirrorThread(RegistryMirror(self._service.metrics.registry, serve.metrics))
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return self._service.app(cluster_view)
+
+    def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Called by Serve once at the start, and on a changed ``user_config``."""
+        self._changes.take(lambda: self._service.reconfigure(user_config))
 
     def check_health(self) -> None:
         """Called by Serve; raises if this replica is to be replaced."""
@@ -85,11 +99,11 @@ class Target:
 
     def status(self) -> dict[str, Any]:
         """State of the engine, through a handle."""
-        return self._service.status()
+        return self._service.status() | {"refused": self._changes.refused}
 
     def record_routing_stats(self) -> dict[str, Any]:
         """What the cluster's view goes by."""
-        return self._service.status()
+        return self.status()
 
     async def __del__(self) -> None:
         if hasattr(self, "_service"):
@@ -102,12 +116,21 @@ class Draft:
 
     async def __init__(self, args: DraftAppArgs) -> None:  # type: ignore[misc]
         keep_on_loopback()
-        self._args = args
+        self._args = self._base = args
         replica = str(serve.get_replica_context().replica_id.unique_id)
         address = ray.util.get_node_ip_address()
         self._service = await asyncio.to_thread(DraftService, args.engine_settings, address, replica)
         self._mirror = MirrorThread(RegistryMirror(self._service.metrics.registry, serve.metrics))
+        self._changes = ChangesInPlace()
         before_shutdown(self._service.drain)
+
+    def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Called by Serve once at the start, and on a changed ``user_config``."""
+        self._changes.take(lambda: self._take(changed_draft(self._base, user_config)))
+
+    def _take(self, args: DraftAppArgs) -> None:
+        self._service.reweigh(args.target_weights)
+        self._args = args
 
     async def lease(self, session: int, wish: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """A lease for a session; ``wish`` is for the router (``router.DraftRouter``)."""
@@ -117,7 +140,7 @@ class Draft:
 
     def record_routing_stats(self) -> dict[str, Any]:
         """What the router and the cluster's view go by."""
-        return self._service.status()
+        return self.status()
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """What the policy goes by."""
@@ -137,7 +160,7 @@ class Draft:
 
     def status(self) -> dict[str, Any]:
         """State of the engine, through a handle."""
-        return self._service.status()
+        return self._service.status() | {"refused": self._changes.refused}
 
     async def __del__(self) -> None:
         if hasattr(self, "_service"):
@@ -154,7 +177,8 @@ def _target_deployment(args: TargetAppArgs) -> Any:
         max_queued_requests=limit,
         backpressure_config={"status_code": 429, "retry_after_s": RETRY_AFTER_S},
         graceful_shutdown_timeout_s=args.graceful_shutdown_timeout_s,
-        **_common(args.model) | rank_options(args.model, args.rank_placement),
+        **_COMMON,
+        **placement_options(args.model, args.placement, args.rank_placement),
     )(serve.ingress()(Target))
 
 
@@ -168,7 +192,8 @@ def _draft_deployment(args: DraftAppArgs) -> Any:
             request_router_class=ROUTER, request_routing_stats_period_s=ROUTING_STATS_S
         ),
         graceful_shutdown_timeout_s=args.graceful_shutdown_timeout_s,
-        **_common(args.model),
+        **_COMMON,
+        **placement_options(args.model, args.placement),
     )(Draft)
 
 
@@ -181,17 +206,4 @@ def _autoscaling(settings: AutoscalingSettings) -> dict[str, Any]:
         "metrics_interval_s": settings.look_back_s / 4,
         "look_back_period_s": settings.look_back_s,
         "policy": {"policy_function": POLICY},
-    }
-
-
-def _common(model: ModelSettings) -> dict[str, Any]:
-    threads = model.compute_threads
-    return {
-        "health_check_period_s": HEALTH_PERIOD_S,
-        "health_check_timeout_s": HEALTH_TIMEOUT_S,
-        "graceful_shutdown_wait_loop_s": SHUTDOWN_POLL_S,
-        "ray_actor_options": {
-            "num_cpus": threads,
-            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}},
-        },
     }

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, model_validator
 
 from ssd_cluster.config import DraftSettings, HttpAccess, HttpSettings, Settings, TargetSettings, distrust
 from ssd_cluster.config_link import guarded, is_loopback
+from ssd_cluster.errors import ConfigError
+from ssd_cluster.serve.changes import changed_speculation, draft_changes, target_changes
+from ssd_cluster.serve.placement import Placement, unsuitable
 from ssd_cluster.types import Mode
 
 IMPORT_PATH: Final = "ssd_cluster.serve.app:build"
@@ -23,7 +26,8 @@ class TargetAppArgs(TargetSettings):
     ``in_process_draft``: a draft engine inside the target replica instead (mode sd, or ssd on one machine).
     ``graceful_shutdown_timeout_s``: how long a replica that is to stop may finish its requests.
     ``self_test``: answer a few prompts when the draft is ready, and warn if it is of no use.
-    ``rank_placement``: where Ray puts the ranks of a model with ``tensor_parallel``, as in its placement groups.
+    ``placement``: what each replica takes of a node, and which nodes it may run on. ``rank_placement``: where Ray puts
+    the ranks of a model with ``tensor_parallel``, as in its placement groups.
     ``http``: API keys; they are asked for by the replica, whatever started Serve.
     """
 
@@ -32,11 +36,14 @@ class TargetAppArgs(TargetSettings):
     in_process_draft: DraftSettings | None = None
     graceful_shutdown_timeout_s: float = Field(default=300.0, ge=0)
     self_test: bool = True
+    placement: Placement = Placement()
     rank_placement: Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"] = "PACK"
     http: HttpAccess = HttpAccess()
 
     @model_validator(mode="after")
-    def _placement_needs_ranks(self) -> TargetAppArgs:
+    def _placement_fits_the_model(self) -> TargetAppArgs:
+        if (reason := unsuitable(self.model, self.placement)) is not None:
+            raise ValueError(reason)
         if self.model.tensor_parallel == 1 and self.rank_placement != "PACK":
             raise ValueError("rank_placement needs model.tensor_parallel above 1: one rank is placed like any replica")
         return self
@@ -111,16 +118,41 @@ class DraftAppArgs(DraftSettings):
 
     ``session_credit`` is also how many leases Serve admits per replica. ``autoscaling``: None keeps the number of
     replicas that ``deployments`` says. ``graceful_shutdown_timeout_s``: how long a replica that is to go waits until
-    its sessions have moved to other replicas.
+    its sessions have moved to other replicas. ``placement``: what a replica takes of a node, and where it may run.
     """
 
     autoscaling: AutoscalingSettings | None = None
     graceful_shutdown_timeout_s: float = Field(default=60.0, ge=0)
+    placement: Placement = Placement()
+
+    @model_validator(mode="after")
+    def _placement_fits_the_model(self) -> DraftAppArgs:
+        if (reason := unsuitable(self.model, self.placement)) is not None:
+            raise ValueError(reason)
+        return self
 
     @property
     def engine_settings(self) -> DraftSettings:
         """The part that the engine knows."""
         return DraftSettings.model_validate({name: getattr(self, name) for name in DraftSettings.model_fields})
+
+
+def changed_draft(args: DraftAppArgs, user_config: dict[str, Any]) -> DraftAppArgs:
+    """The arguments of drafts with a ``user_config`` in them.
+
+    Raises:
+        ConfigError: it does not fit.
+    """
+    changes = draft_changes(user_config)
+    update: dict[str, Any] = {}
+    if changes.target_weights is not None:
+        update["target_weights"] = changes.target_weights
+    shares = {name: value for name, value in changes.autoscaling.model_dump().items() if value is not None}
+    if shares and args.autoscaling is None:
+        raise ConfigError("user_config.autoscaling: these drafts do not scale: set args.draft.autoscaling")
+    if shares and args.autoscaling is not None:
+        update["autoscaling"] = args.autoscaling.model_copy(update=shares)
+    return args.model_copy(update=update)
 
 
 class AppArgs(Settings):
@@ -139,11 +171,13 @@ class AppArgs(Settings):
 class DeploymentOptions(Settings):
     """One entry of an application's ``deployments``: what Serve changes in place, without new replicas for old ones.
 
-    ``num_replicas``: each loads the model; a replica that is to go finishes its streams first.
+    ``num_replicas``: each loads the model; a replica that is to go finishes its streams first. ``user_config``: what
+    running replicas take over (``serve.changes``).
     """
 
     name: Literal["target", "draft"]
     num_replicas: int = Field(default=1, ge=1)
+    user_config: dict[str, Any] = Field(default={})
 
 
 class Application(Settings):
@@ -159,12 +193,50 @@ class Application(Settings):
     def num_replicas(self) -> int:
         return self.deployments[0].num_replicas if self.deployments else 1
 
+    @property
+    def initial_replicas(self) -> int:
+        """How many replicas there are before any load; those of a pool that scales come with it."""
+        scaling = self.args.draft.autoscaling if self.args.draft is not None else None
+        return self.num_replicas if scaling is None else scaling.min_replicas
+
+    @property
+    def most_replicas(self) -> int:
+        """How many there may be."""
+        scaling = self.args.draft.autoscaling if self.args.draft is not None else None
+        return self.num_replicas if scaling is None else scaling.max_replicas
+
     @model_validator(mode="after")
     def _options_are_for_its_deployment(self) -> Application:
         wanted = TARGET_DEPLOYMENT if self.args.target is not None else DRAFT_DEPLOYMENT
         for options in self.deployments:
             if options.name != wanted:
                 raise ValueError(f"deployments: this application has the deployment {wanted!r}, not {options.name!r}")
+        return self
+
+    @property
+    def user_config(self) -> dict[str, Any]:
+        return self.deployments[0].user_config if self.deployments else {}
+
+    @property
+    def settings(self) -> TargetAppArgs | DraftAppArgs:
+        """The arguments with ``user_config`` in them: what its replicas go by.
+
+        Raises:
+            ConfigError: ``user_config`` does not fit; not after validation.
+        """
+        target, draft = self.args.target, self.args.draft
+        if target is not None:
+            speculation = changed_speculation(target, target_changes(self.user_config))
+            return target.model_copy(update={"speculation": speculation})
+        assert draft is not None  # one of both, by validation
+        return changed_draft(draft, self.user_config)
+
+    @model_validator(mode="after")
+    def _changes_fit(self) -> Application:
+        try:
+            self.settings  # noqa: B018
+        except ConfigError as error:
+            raise ValueError(f"deployments: {error.message}") from None
         return self
 
     @model_validator(mode="after")
@@ -177,8 +249,12 @@ class Application(Settings):
 
 
 class ServeFile(Settings):
-    """A Serve configuration file that ``ssd-cluster serve`` runs on this machine and ``serve deploy`` on a cluster."""
+    """A Serve configuration file that ``ssd-cluster serve`` runs on this machine and ``serve deploy`` on a cluster.
 
+    ``proxy_location``: which nodes answer HTTP. By default all that have a replica, and the head.
+    """
+
+    proxy_location: Literal["EveryNode", "HeadOnly"] = "EveryNode"
     http_options: HttpSettings = HttpSettings()
     applications: tuple[Application, ...]
 

@@ -71,12 +71,14 @@ def require_split(place: str, model: ModelSettings) -> None:
     """
     if model.tensor_parallel == 1:
         return
-    from ssd_cluster.model.checkpoint import open_checkpoint, resolve_checkpoint
+    from ssd_cluster.model.checkpoint import open_checkpoint, read_json, resolve_checkpoint
+    from ssd_cluster.model.decoder_config import parse_config
     from ssd_cluster.model.parallel.sharding import shard_of
-    from ssd_cluster.model.runner import parse
 
+    found = resolve_checkpoint(model.path, weights=False)
+    config = open_checkpoint(found).config if found.is_file() else read_json(found / "config.json")
     try:
-        shard_of(parse(open_checkpoint(resolve_checkpoint(model.path))), 0, model.tensor_parallel)
+        shard_of(parse_config(config), 0, model.tensor_parallel)
     except ConfigError as error:
         raise StartupError(f"{place}: {error.message}") from None
 

@@ -5,9 +5,7 @@ Nothing here imports ray or torch before the checks have passed.
 
 from __future__ import annotations
 
-import json
 import logging
-import sys
 import threading
 import time
 import urllib.error
@@ -15,12 +13,13 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from ssd_cluster.config import HttpSettings, cache_dir
-from ssd_cluster.config_link import is_loopback
+import psutil
+
+from ssd_cluster.config import Device, HttpSettings, cache_dir
 from ssd_cluster.errors import SsdClusterError, StartupError
-from ssd_cluster.serve.args import Application, ServeFile
+from ssd_cluster.serve.agreement import disagreements
+from ssd_cluster.serve.args import ServeFile
 from ssd_cluster.serve.checks import (
     models_of,
     only_instance,
@@ -30,8 +29,10 @@ from ssd_cluster.serve.checks import (
     require_split,
     usable_cores,
 )
-from ssd_cluster.serve.files import read_serve_file
+from ssd_cluster.serve.files import read_serve_file, refuse
+from ssd_cluster.serve.fit import Node, fit, groups_of
 from ssd_cluster.serve.local_ray import QUIET, LocalRay
+from ssd_cluster.serve.saying import base_url, reason, say, say_ready
 from ssd_cluster.serve.signals import Interrupted, StopSignals
 
 log = logging.getLogger(__name__)
@@ -79,13 +80,15 @@ def serve(path: Path, *, port: int | None = None, ready_deadline_s: float = READ
 def _serve(path: Path, port: int | None, signals: StopSignals, ready: threading.Event, deadline_s: float) -> None:
     file = read_serve_file(path)
     http = _http(file, port)
+    refuse(path, disagreements(file).mistakes)
     require_cores(file, usable_cores())
+    refuse(path, fit(groups_of(file), [_this_machine(file)]).mistakes)
     with only_instance(cache_dir() / "serve.lock"):
         require_free_port(http.host, http.port)
         _fetch_models(file)
         with running(file, http, signals, time.monotonic() + deadline_s) as local_ray:
             ready.set()
-            _say_ready(file, http)
+            say_ready(file, http, ends=" (Ctrl-C stops it)")
             _watch(local_ray, signals)
 
 
@@ -100,10 +103,10 @@ def _watch(local_ray: LocalRay, signals: StopSignals) -> None:
         for name, state in serve.status().applications.items():
             if state.status == "RUNNING" and name in down:
                 down.remove(name)
-                _say(f"{name} is back")
+                say(f"{name} is back")
             elif state.status != "RUNNING" and name not in down:
                 down.add(name)
-                _say(f"{name} has lost a replica; Serve starts another")
+                say(f"{name} has lost a replica; Serve starts another")
 
 
 def _http(file: ServeFile, port: int | None) -> HttpSettings:
@@ -115,11 +118,11 @@ def _http(file: ServeFile, port: int | None) -> HttpSettings:
 
 
 def _fetch_models(file: ServeFile) -> None:
-    _say("checking the models")
+    say("checking the models")
     from ssd_cluster.model.checkpoint import resolve_checkpoint
 
     for path in dict.fromkeys(model.path for app in file.applications for _, model in models_of(app)):
-        resolve_checkpoint(path, _say)
+        resolve_checkpoint(path, say)
     for app in file.applications:
         for place, model in models_of(app):
             require_split(place, model)
@@ -144,7 +147,7 @@ def running(
     local_ray = LocalRay()
     ready = False
     try:
-        _say("starting Ray")
+        say("starting Ray")
         with signals.deferred():
             try:
                 local_ray.start(_cpus(file) + spare_cpus, http.host, http.port)
@@ -157,7 +160,7 @@ def running(
         yield local_ray
     finally:
         with signals.ignored():
-            _say("stopping (Ctrl-C again: at once)" if ready else "stopping")
+            say("stopping (Ctrl-C again: at once)" if ready else "stopping")
             targets_first = sorted(file.applications, key=lambda app: app.args.target is None)
             names = [app.name for app in targets_first if ready]
             local_ray.stop(names, STOP_DEADLINE_S, lambda: signals.count > 1)
@@ -166,9 +169,19 @@ def running(
 def _cpus(file: ServeFile) -> float:
     """Enough for Ray to place every replica; which cores they use is settled by their own pinning."""
     wanted = sum(
-        app.num_replicas * m.compute_threads * m.tensor_parallel for app in file.applications for _, m in models_of(app)
+        group.replicas * group.ranks * group.bundle.get("CPU", 0.0) for group in groups_of(file, everything=True)
     )
     return max(wanted, len(usable_cores()))
+
+
+def _this_machine(file: ServeFile) -> Node:
+    """What the Ray started here has: no labels and no custom resources."""
+    resources = {"CPU": _cpus(file), "memory": float(psutil.virtual_memory().total)}
+    if any(model.device is Device.CUDA for app in file.applications for _, model in models_of(app)):
+        import torch
+
+        resources["GPU"] = float(torch.cuda.device_count())
+    return Node("this machine", resources)
 
 
 def _deploy(file: ServeFile, signals: StopSignals) -> None:
@@ -180,7 +193,7 @@ def _deploy(file: ServeFile, signals: StopSignals) -> None:
         serve.run_many(
             [
                 serve.RunTarget(
-                    target=build_with(app.args, app.num_replicas),
+                    target=build_with(app.args, app.num_replicas, app.user_config),
                     name=app.name,
                     route_prefix=app.route_prefix,
                     logging_config=QUIET,
@@ -196,39 +209,30 @@ def _wait_ready(file: ServeFile, deadline: float) -> None:
     from ray import serve
 
     waiting = [app.name for app in file.applications]
-    _say(f"loading {', '.join(waiting)}")
+    say(f"loading {', '.join(waiting)}")
     said = time.monotonic()
     while waiting:
         states = serve.status().applications
         for name in list(waiting):
             state = states.get(name)
             if state is not None and state.status in ("DEPLOY_FAILED", "UNHEALTHY"):
-                raise StartupError(f"{name} does not start: {_reason(state)}")
+                messages = [str(deployment.message) for deployment in state.deployments.values()] + [str(state.message)]
+                raise StartupError(f"{name} does not start: {reason(messages)}")
             if state is not None and state.status == "RUNNING":
                 waiting.remove(name)
-                _say(f"{name} is ready")
+                say(f"{name} is ready")
         if waiting and time.monotonic() > deadline:
             raise StartupError(f"{', '.join(waiting)} did not become ready in time")
         if waiting and time.monotonic() - said > HEARTBEAT_S:
             said = time.monotonic()
-            _say(f"still loading {', '.join(waiting)}")
+            say(f"still loading {', '.join(waiting)}")
         time.sleep(POLL_S if waiting else 0)
-
-
-def _reason(state: Any) -> str:
-    """The line of a deployment's traceback that says what was wrong."""
-    messages = [str(deployment.message) for deployment in state.deployments.values()] + [str(state.message)]
-    lines = [line.strip() for message in messages for line in message.splitlines() if line.strip()]
-    ours = [line for line in lines if line.startswith("ssd_cluster.errors.")]
-    errors = ours or [line for line in lines if "Error: " in line or "Exception: " in line]
-    chosen = (errors or lines or ["no reason given"])[-1]
-    return chosen.split(": ", 1)[1] if ours else chosen
 
 
 def _wait_answering(file: ServeFile, http: HttpSettings, deadline: float) -> None:
     """The proxy learns of an application a moment after it runs."""
     for app in file.targets:
-        url = f"{_base_url(http, app)}/health"
+        url = f"{base_url(http, app)}/health"
         while True:
             try:
                 with urllib.request.urlopen(url, timeout=5.0):
@@ -237,30 +241,3 @@ def _wait_answering(file: ServeFile, http: HttpSettings, deadline: float) -> Non
                 if time.monotonic() > deadline:
                     raise StartupError(f"{url} does not answer: {error}") from error
                 time.sleep(0.1)
-
-
-def _base_url(http: HttpSettings, app: Application) -> str:
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(http.host, http.host)
-    return f"http://{host}:{http.port}{(app.route_prefix or '').rstrip('/')}"
-
-
-def _say_ready(file: ServeFile, http: HttpSettings) -> None:
-    for app in file.targets:
-        target = app.args.target
-        if target is None:
-            continue
-        base = _base_url(http, app)
-        question = [{"role": "user", "content": "Why is the sky blue?"}]
-        body = json.dumps({"model": target.name, "messages": question, "max_tokens": 128, "stream": True})
-        key = "" if target.http.api_keys_file is None else " -H 'authorization: Bearer KEY'"
-        _say(f"serving {target.name} on {base}/v1 (Ctrl-C stops it); try:")
-        if target.http.allow_open and not is_loopback(http.host):
-            _say(f"warning: {base} asks for no API key (target.http.allow_open): whoever reaches it may use the model")
-        command = f"curl -N {base}/v1/chat/completions{key} -H 'content-type: application/json' -d '{body}'"
-        sys.stdout.write(f"\n  {command}\n\n")
-    sys.stdout.flush()
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(f"[ssd-cluster] {line}\n")
-    sys.stdout.flush()

@@ -11,11 +11,12 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from ssd_cluster.config import Device, ModelSettings
+from ssd_cluster.config import ModelSettings
 from ssd_cluster.errors import SsdClusterError, StartupError
 from ssd_cluster.model.device import pin_thread
 from ssd_cluster.model.parallel.launcher import RankLauncher, RankOrder
 from ssd_cluster.model.parallel.worker import serve_rank
+from ssd_cluster.serve.placement import Placement, demand_of
 
 
 class RankActor:
@@ -38,9 +39,9 @@ class RayRanks(RankLauncher):
 
     own_devices = True  # Ray shows each actor the GPU of its bundle only
 
-    def __init__(self, model: ModelSettings) -> None:
+    def __init__(self, model: ModelSettings, placement: Placement) -> None:
         self.address = str(ray.util.get_node_ip_address())
-        self._options = actor_options(model)
+        self._options = actor_options(model, placement)
         self._actors: list[Any] = []
         self._ends: list[Any] = []
 
@@ -73,29 +74,35 @@ class RayRanks(RankLauncher):
         self._actors.clear()
 
 
-def actor_options(model: ModelSettings) -> dict[str, Any]:
-    """What one rank takes of its node, for Ray; the replica as rank 0 takes the same."""
-    threads = model.compute_threads
-    return {
-        "num_cpus": threads,
-        "num_gpus": 1 if model.device is Device.CUDA else 0,
+def actor_options(model: ModelSettings, placement: Placement) -> dict[str, Any]:
+    """What one replica, or one rank, takes of its node, for Ray; without labels, which belong to the whole replica."""
+    demand, threads = demand_of(model, placement), model.compute_threads
+    options: dict[str, Any] = {
+        "num_cpus": demand.cpus,
+        "num_gpus": demand.gpus,
+        "resources": dict(demand.custom),
         "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}},
     }
+    return options if demand.memory is None else options | {"memory": demand.memory}
 
 
-def rank_options(model: ModelSettings, strategy: str) -> dict[str, Any]:
-    """Options of a target deployment: a bundle for each rank; none for a model that is held as a whole."""
+def placement_options(model: ModelSettings, placement: Placement, strategy: str = "PACK") -> dict[str, Any]:
+    """Where replicas of a deployment may run; with ``tensor_parallel`` a bundle for each rank, rank 0 in the first."""
+    actor = actor_options(model, placement)
+    labels = dict(placement.label_selector)
     if model.tensor_parallel == 1:
-        return {}
-    options = actor_options(model)
-    bundle = {"CPU": options["num_cpus"], "GPU": options["num_gpus"]}
-    return {
-        "ray_actor_options": options,
-        "placement_group_bundles": [{name: n for name, n in bundle.items() if n} for _ in range(model.tensor_parallel)],
+        spread = placement.max_replicas_per_node
+        options: dict[str, Any] = {"ray_actor_options": actor | ({"label_selector": labels} if labels else {})}
+        return options if spread is None else options | {"max_replicas_per_node": spread}
+    bundles = [demand_of(model, placement).bundle for _ in range(model.tensor_parallel)]
+    options = {
+        "ray_actor_options": actor,
+        "placement_group_bundles": bundles,
         "placement_group_strategy": strategy,
     }
+    return options | ({"placement_group_bundle_label_selector": [labels]} if labels else {})
 
 
-def launcher_of(model: ModelSettings) -> RayRanks | None:
+def launcher_of(model: ModelSettings, placement: Placement) -> RayRanks | None:
     """What starts the other ranks of a replica's model; None where there are none."""
-    return RayRanks(model) if model.tensor_parallel > 1 else None
+    return RayRanks(model, placement) if model.tensor_parallel > 1 else None

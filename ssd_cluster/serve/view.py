@@ -52,7 +52,8 @@ def cluster_view() -> dict[str, Any]:
 def target_entry(status: dict[str, Any]) -> dict[str, Any]:
     """A target's part of the view, from its status."""
     return {
-        **{name: status[name] for name in ("model", "mode", "running", "waiting", "leases")},
+        **{name: status[name] for name in ("model", "mode", "speculation", "running", "waiting", "leases")},
+        "refused": status.get("refused"),
         "drafts": [link | {"hit_rate": hit_rate(link["lookups"])} for link in status["links"]],
     }
 
@@ -61,6 +62,7 @@ def draft_entry(status: dict[str, Any]) -> dict[str, Any]:
     """A draft's part of the view, from its status."""
     return {
         **{name: status[name] for name in DRAFT_FIELDS},
+        "refused": status.get("refused"),
         "free_rows": max(0, status["row_credit"] - status["rows"]),
     }
 

@@ -18,7 +18,7 @@ def require_same_ids(target: str, draft: str) -> None:
         PairMismatch: they do not; the message names the first difference.
         CheckpointError: a checkpoint is missing, or its tokenizer cannot be read.
     """
-    folders = resolve_checkpoint(target), resolve_checkpoint(draft)
+    folders = resolve_checkpoint(target, weights=False), resolve_checkpoint(draft, weights=False)
     if _same_files(*folders):
         return
     difference = compare(*map(Tokenizer.load, folders))

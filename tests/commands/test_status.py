@@ -24,6 +24,8 @@ VIEW: dict[str, Any] = {
             "state": "RUNNING",
             "running": 3,
             "leases": {"held": 2, "waiting": 1},
+            "application": "big-app",
+            "refused": "user_config.speculation.k: too large",
             "drafts": [LINK],
         },
         {
@@ -87,7 +89,8 @@ def test_it_prints_tables(url: str, key: str, capsys: pytest.CaptureFixture[str]
     assert lines[1] == ["big", "t1", "RUNNING", "3", "2", "1", "d1", "ready", "2", "62", "%"]
     assert lines[2] == ["small", "t2", "RUNNING", "0", "0", "0", "-", "-", "0", "-"]
     assert lines[5] == ["drafts", "d1", "DRAINING", "2/64", "2", "24/32", "10", "%", "big-1:2"]
-    assert lines[6] == ["drafts", "d9", "does", "not", "answer"]
+    assert " ".join(lines[6]) == "big-app t1 keeps its settings: user_config.speculation.k: too large"
+    assert lines[7] == ["drafts", "d9", "does", "not", "answer"]
     assert main(["status", "--url", url, "--api-keys-file", key, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == VIEW
 

@@ -13,10 +13,11 @@ from pydantic import ValidationError
 
 from ssd_cluster.config import HttpAccess
 from ssd_cluster.errors import ConfigError
-from ssd_cluster.serve import http_host, local
+from ssd_cluster.serve import http_host
 from ssd_cluster.serve.args import TargetAppArgs
 from ssd_cluster.serve.files import read_serve_file
 from ssd_cluster.serve.http_host import require_protected_http
+from ssd_cluster.serve.saying import say_ready
 
 LAPTOP = Path(__file__).parents[2] / "cluster_configs" / "laptop.yaml"
 TOKEN = {"token_file": "/run/secrets/token"}
@@ -100,7 +101,7 @@ def test_a_guarded_link_that_leads_nowhere_is_a_mistake(draft: dict[str, Any] | 
 def test_serving_openly_is_said_where_it_is_started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for http, said in (({"allow_open": True}, True), (KEYS, False)):
         file = read_serve_file(write(tmp_path, "0.0.0.0", http))
-        local._say_ready(file, file.http_options)
+        say_ready(file, file.http_options)
         shown = capsys.readouterr().out
         assert ("asks for no API key" in shown) is said
         assert ("authorization: Bearer KEY" in shown) is not said

@@ -14,6 +14,7 @@ from ssd_cluster.config import Device, ModelSettings, SpeculationSettings
 from ssd_cluster.errors import ConfigError, StartupError
 from ssd_cluster.serve.args import TargetAppArgs
 from ssd_cluster.serve.checks import require_split
+from ssd_cluster.serve.placement import Placement
 from ssd_cluster.types import Mode
 
 
@@ -22,17 +23,18 @@ def args(**fields: Any) -> TargetAppArgs:
 
 
 def test_one_bundle_per_rank() -> None:
-    from ssd_cluster.serve.ranks import rank_options
+    from ssd_cluster.serve.ranks import placement_options
 
+    place = Placement()
     model = ModelSettings(path="x", cores=(0, 1, 2, 3), tensor_parallel=2)
-    options = rank_options(model, "SPREAD")
+    options = placement_options(model, place, "SPREAD")
     assert options["placement_group_bundles"] == [{"CPU": 2}, {"CPU": 2}]
     assert options["placement_group_strategy"] == "SPREAD"
     assert options["ray_actor_options"]["num_cpus"] == 2
-    gpu = rank_options(model.model_copy(update={"device": Device.CUDA, "tensor_parallel": 4}), "PACK")
+    gpu = placement_options(model.model_copy(update={"device": Device.CUDA, "tensor_parallel": 4}), place, "PACK")
     assert gpu["placement_group_bundles"] == [{"CPU": 1, "GPU": 1}] * 4
     assert gpu["ray_actor_options"]["num_gpus"] == 1
-    assert rank_options(ModelSettings(path="x"), "PACK") == {}
+    assert "placement_group_bundles" not in placement_options(ModelSettings(path="x"), place)
 
 
 def test_a_deployment_carries_the_bundles() -> None:
