@@ -80,6 +80,9 @@ class SpeculationSettings(Settings):
     laws they were drawn from travel too, and the draft must be trusted (``trust_domain``). ``rule``: None takes
     ``equality`` for ``coupled`` and ``block`` for the others. ``top_m``: entries of a sparse law.
 
+    ``shards``: draft replicas that share the guesses of one sequence by kept length, each with ``rows`` of its own
+    (docs/pool.md).
+
     ``controller``: on, it chooses k, rows and waiting by what it measures, up to these values, and stops speculation
     where it does not pay.
     """
@@ -96,6 +99,7 @@ class SpeculationSettings(Settings):
     trie_nodes: int = Field(default=400, ge=16)
     ngram_min: int = Field(default=2, ge=1)
     ngram_max: int = Field(default=5, ge=1)
+    shards: int = Field(default=1, ge=1, le=8)
     controller: ControllerSettings = ControllerSettings()
 
     IN_PLACE: ClassVar[tuple[str, ...]] = ("k", "rows", "rule", "miss_policy", "fallback", "wait_ms", "controller")
@@ -121,6 +125,8 @@ class SpeculationSettings(Settings):
             raise ValueError(f"rule {self.rule.value!r} cannot verify kind {self.kind.value!r}: use {fitting}")
         if self.saguaro.c < 1 and not self.ratio:
             raise ValueError(f"saguaro.c below 1 needs kind sparse or dense, not {self.kind.value!r}")
+        if self.shards > 1 and self.ratio:
+            raise ValueError("shards above 1 needs kind coupled: a law is asked for where it was drawn")
         if self.top_m != DEFAULT_TOP_M and self.kind is not ProposalKind.SPARSE:
             raise ValueError(f"top_m belongs to kind sparse, not {self.kind.value!r}")
         return self

@@ -94,6 +94,14 @@ class Proposal:
         return Proposal(self.base_len, self.tokens[:n], self.kind, self.source, self.origin)
 
 
+def shard_of(kept: int, proposed: int, shards: int) -> int:
+    """Which of ``shards`` drafts guesses the outcomes that keep ``kept`` of ``proposed`` tokens.
+
+    In turn; the full length, which is likely, goes to the last one, not to the one that has the likely length 0.
+    """
+    return shards - 1 if kept == proposed > 0 else kept % shards
+
+
 def fingerprint(base_len: int, tokens: Sequence[int]) -> int:
     """u32 checksum of a proposal: CRC-32 of little-endian ``base_len`` (u64) followed by the ids (u32)."""
     return zlib.crc32(struct.pack(f"<Q{len(tokens)}I", base_len, *tokens))

@@ -10,6 +10,7 @@ from ssd_cluster.draft.session import Session
 from ssd_cluster.draft.transcript import Outcome
 from ssd_cluster.speculation.fanout import make_planner
 from ssd_cluster.speculation.statistics import OutcomeStatistics, StatisticsBook
+from ssd_cluster.types import shard_of
 
 _LEAST_P = 1e-6
 
@@ -49,8 +50,10 @@ class OutcomeObserver:
         n = len(build.proposal)
         statistics = self.statistics(session)
         ceilings = [0] * (n + 1)
+        round_ = session.transcript.round
         for k, guesses in enumerate(build.guesses):
-            if not session.lengths or k in session.lengths:
+            ours = not session.lengths or k in session.lengths
+            if ours and shard_of(k, n, round_.shards) == round_.shard:
                 ceilings[k] = len(guesses)
         counts = self._planner.plan(rows, n, statistics, ceilings)
         kept = statistics.kept_probabilities(n)

@@ -19,6 +19,7 @@ class Round:
         rows: ceiling of branches; 0 asks for no block.
         due_s: clock time at which the block must leave; the receipt itself where the target does not say.
         deadline_s: clock time after which a waiting target goes on without the chain; infinite where it does not say.
+        shard, shards: of the kept lengths, those that are to be guessed here (``shard_of``).
     """
 
     next: Next
@@ -27,6 +28,8 @@ class Round:
     rows: int
     due_s: float
     deadline_s: float
+    shard: int = 0
+    shards: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,4 +138,6 @@ def _round(row: CommitRow, now: float, k_max: int) -> Round:
         rows=max(0, row.rows),
         due_s=now + row.due_us * 1e-6,
         deadline_s=now + row.deadline_us * 1e-6 if row.deadline_us > 0 else float("inf"),
+        shard=row.shard,
+        shards=row.shards,
     )

@@ -105,7 +105,8 @@ class CommitRow:
     follows (rows = 0: push nothing). ``due_us``: time from the receipt of this row until the block must leave to
     arrive before the outcome of this round is expected (its verification less a round trip). ``counter`` grows
     with every row of the session; of two rows for one base_len the higher counter wins. ``finish``: the session ends
-    here.
+    here. ``shard`` of ``shards``: several drafts share the kept lengths of this round, and this one guesses
+    outcomes of those that ``shard_of`` gives it.
     """
 
     session: int
@@ -122,6 +123,8 @@ class CommitRow:
     proposal_kind: ProposalKind = ProposalKind.NONE
     origin: BlockOrigin | None = None
     finish: bool = False
+    shard: int = 0
+    shards: int = 1
 
     @property
     def base_len(self) -> int:

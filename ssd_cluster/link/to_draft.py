@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 
 from ssd_cluster.errors import InvalidFrame
@@ -123,6 +124,9 @@ def encode_commit(message: CommitBatch, frame: pb.ToDraft) -> None:
     batch.proposal = pack(U32, list(chain.from_iterable(row.proposal for row in rows)))
     batch.proposal_kind = pack(U8, [col.KIND_NUMBER[row.proposal_kind] for row in rows])
     batch.flags = pack(U8, [row.finish * _FINISH + (row.origin is not None) * _HAS_ORIGIN for row in rows])
+    if any(row.shards > 1 for row in rows):
+        batch.shard = pack(U8, [row.shard for row in rows])
+        batch.shards = pack(U8, [row.shards for row in rows])
     origins = [row.origin for row in rows if row.origin is not None]
     batch.origin_block = pack(U32, [origin.block_seq for origin in origins])
     batch.origin_branch = pack(U16, [origin.branch for origin in origins])
@@ -155,9 +159,17 @@ def decode_commit(batch: pb.CommitBatch, limits: Limits) -> CommitBatch:
         map(col.kind_of, col.unpack(U8, batch.proposal_kind, n, "proposal_kind")),
         _origins(batch, flags),
         [bool(flag & _FINISH) for flag in flags],
+        *_shards(batch, n),
         strict=True,
     )
     return CommitBatch(tuple(_checked_row(CommitRow(*row)) for row in rows))
+
+
+def _shards(batch: pb.CommitBatch, n: int) -> tuple[Sequence[int], Sequence[int]]:
+    """Columns ``shard`` and ``shards``; targets that know nothing of them send none."""
+    if not batch.shard and not batch.shards:
+        return [0] * n, [1] * n
+    return col.unpack(U8, batch.shard, n, "shard"), col.unpack(U8, batch.shards, n, "shards")
 
 
 def _next_of(number: int) -> Next:
@@ -185,6 +197,8 @@ def _checked_row(row: CommitRow) -> CommitRow:
         raise InvalidFrame(f"a proposal comes with next = {row.next}")
     if row.proposal and row.proposal_kind is ProposalKind.NONE:
         raise InvalidFrame("proposed tokens of kind none")
+    if row.shard >= row.shards:
+        raise InvalidFrame("a shard is one of at least one")
     return row
 
 

@@ -60,6 +60,14 @@ class TargetAppArgs(TargetSettings):
         return self
 
     @model_validator(mode="after")
+    def _shards_need_a_pool(self) -> TargetAppArgs:
+        if self.speculation.shards > 1 and self.draft_application is None:
+            raise ValueError(
+                "speculation.shards above 1 needs draft_application: there is no second draft to share with"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _laws_come_from_a_trusted_draft(self) -> TargetAppArgs:
         reason = distrust(self, self.in_process_draft) if self.in_process_draft is not None else None
         if reason is not None:

@@ -34,6 +34,7 @@ from ssd_cluster.target.links import DraftLinks
 from ssd_cluster.target.openings import Openings
 from ssd_cluster.target.replica import DraftReplica, ReplicaState
 from ssd_cluster.target.session import Ceilings, Session, SessionState, SessionTerms
+from ssd_cluster.target.shards import Shards
 from ssd_cluster.types import Mode
 
 logger = logging.getLogger(__name__)
@@ -78,6 +79,7 @@ class DraftPool:
         self._laws = laws
         self._metrics = metrics
         self._clock = clock
+        self._shards = Shards(settings.speculation.shards, lambda: rng.getrandbits(64))
         self._rng = rng
         self._logged: set[str] = set()
         self.times = BlockTimes()
@@ -119,7 +121,7 @@ class DraftPool:
 
     def session(self, terms: SessionTerms) -> Session:
         """A new handle, not opened yet."""
-        return Session(self._rng.getrandbits(64), terms)
+        return self._shards.join(Session(self._rng.getrandbits(64), terms))
 
     def may_open(self, session: Session) -> bool:
         """Whether it is worth calling ``open`` for a detached session now."""
@@ -137,10 +139,10 @@ class DraftPool:
         return self._openings.ceilings(session, n_left, due_us)
 
     def send(self, rows: Iterable[tuple[Session, CommitRow]]) -> None:
-        """Send commit rows, one frame per replica."""
+        """Send commit rows, and what partner sessions must hear of them; one frame per replica."""
         now = self._clock()
         frames: dict[int, tuple[DraftReplica, list[CommitRow]]] = {}
-        for session, row in rows:
+        for session, row in self._shards.follow(self, rows):
             if session.replica is not None:
                 self.times.asked(session, now, row)
                 frames.setdefault(id(session.replica), (session.replica, []))[1].append(row)
@@ -155,6 +157,8 @@ class DraftPool:
 
     def forget(self, session: Session) -> None:
         """The choice has ended and its last commit has said so."""
+        for partner in session.partners:
+            self.close(partner)
         if session.replica is not None:
             session.replica.sessions.pop(session.id, None)
         session.detach()
@@ -229,6 +233,7 @@ class DraftPool:
                 return
             block = Block(block.session, block.epoch, block.block_seq, block.base_len, block.fingerprint, valid)
         self.times.came(session, replica, block)
+        session.answered = block.fingerprint
         stale = session.cache.add_block(block, session.terms.kind)
         if stale and stale == len(valid):
             self._metrics.link_dropped.labels("stale").inc()

@@ -147,6 +147,10 @@ class LeaseDesk:
         if lease is None or lease.replica is None:
             return None
         replica = lease.replica
+        if replica.name in session.elsewhere:  # nothing else has room: one draft alone would do the same work
+            self._give_back(lease, now)
+            session.retry_at = max(session.retry_at, now + EXCLUDE_S)
+            return None
         if replica.has_room(self.rows > 0) and replica.breaker.admit(now):
             return replica
         if self._hopeless(lease, replica, now):
@@ -210,7 +214,8 @@ class LeaseDesk:
     def _ask(self, key: int, session: Session | None, now: float) -> None:
         lease = Lease(next(self._numbers), session)
         self._asked[key] = self._by_number[lease.number] = lease
-        self._leasing.lessor.acquire(key, lease.number, self._wish(now), self._report)
+        wish = self._wish(now, session.elsewhere if session is not None else set())
+        self._leasing.lessor.acquire(key, lease.number, wish, self._report)
 
     def _leave_lost(self, session: Session, now: float) -> None:
         """Give the lease of a session back whose stream has ended, and prefer other replicas for a while."""
@@ -219,12 +224,11 @@ class LeaseDesk:
             self.avoid(lease.replica, now)
             self._give_back(lease, now)
 
-    def _wish(self, now: float) -> Wish:
+    def _wish(self, now: float, elsewhere: set[str]) -> Wish:
         self._excluded = {name: until for name, until in self._excluded.items() if until > now}
-        linked = tuple(
-            r.name for r in self._links.replicas if r.state is ReplicaState.READY and r.name not in self._excluded
-        )
-        return Wish(linked, tuple(self._excluded), self.rows)
+        barred = self._excluded.keys() | elsewhere
+        linked = tuple(r.name for r in self._links.replicas if r.state is ReplicaState.READY and r.name not in barred)
+        return Wish(linked, tuple(sorted(barred)), self.rows)
 
     def _report(self, event: LeaseEvent) -> None:
         self._events.append(event)

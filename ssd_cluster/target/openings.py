@@ -135,6 +135,7 @@ class Openings:
             if found is None:
                 self.desk.want(session, now)
             return found
-        free = [r for r in self._links.replicas if r is not exclude and r.has_room(self.rows > 0)]
+        barred = session.elsewhere | ({exclude.name} if exclude is not None else set())
+        free = [r for r in self._links.replicas if r.name not in barred and r.has_room(self.rows > 0)]
         free.sort(key=lambda r: len(r.sessions) / r.session_credit)
         return next((replica for replica in free if replica.breaker.admit(now)), None)

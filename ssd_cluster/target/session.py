@@ -75,6 +75,9 @@ class Session:
         asked_at: when a block was asked for; None once it has come.
         law: the law of ``inflight``, once it has come.
         law_refused: a law for ``inflight`` has come and could not be used.
+        group: the sessions that share this choice's outcomes, the choice's own first.
+        told: committed tokens that the draft has been told.
+        answered: fingerprint of the proposal that the newest block was for.
     """
 
     def __init__(self, session_id: int, terms: SessionTerms) -> None:
@@ -95,6 +98,9 @@ class Session:
         self.asked_at: float | None = None
         self.law: DraftLaw | None = None
         self.law_refused = False
+        self.group: Sequence[Session] = (self,)
+        self.told = 0
+        self.answered: int | None = None
         self._reopened: deque[float] = deque(maxlen=REOPEN_LIMIT)
 
     @property
@@ -106,6 +112,22 @@ class Session:
     def may_attach(self) -> bool:
         """Whether the controller lets it be open."""
         return self.limits is None or self.limits.attached
+
+    @property
+    def partners(self) -> Sequence[Session]:
+        """The other sessions of the group, seen from its first."""
+        return self.group[1:] if self.group[0] is self else ()
+
+    @property
+    def share(self) -> tuple[int, int]:
+        """(shard, shards) of this session: the first and the partners that answer share, others guess everything."""
+        sharing = [self.group[0], *(one for one in self.group[1:] if one.state is SessionState.ATTACHED)]
+        return (sharing.index(self), len(sharing)) if self in sharing else (0, 1)
+
+    @property
+    def elsewhere(self) -> set[str]:
+        """Names of the replicas that hold the rest of the group."""
+        return {one.replica.name for one in self.group if one is not self and one.replica is not None}
 
     def open(self, replica: DraftReplica, cache: SpeculationCache, rows: int) -> Open:
         """Start a new epoch on ``replica``; returns the message that opens it with every committed token."""
@@ -120,6 +142,8 @@ class Session:
         self._verifies(Proposal(len(terms.tokens)))
         self.expecting = rows > 0
         self.state = SessionState.OPENING
+        self.told = len(terms.tokens)
+        self.answered = None
         return Open(
             session=self.id,
             epoch=self.epoch,
@@ -193,6 +217,8 @@ class Session:
         following = Next.WAIT
         if proposal is not None:
             following = Next.TOKENS if proposal.tokens else Next.NONE
+        self.told = total
+        shard, shards = self.share
         return CommitRow(
             session=self.id,
             epoch=self.epoch,
@@ -208,6 +234,8 @@ class Session:
             proposal_kind=self.inflight.kind,
             origin=self.inflight.origin,
             finish=finish,
+            shard=shard,
+            shards=shards,
         )
 
     def observe(self, late: bool) -> None:

@@ -164,3 +164,12 @@ def test_serve_itself_sees_the_type_of_the_builders_argument() -> None:
 
     application = api.call_user_app_builder_with_args_if_necessary(build, content()["applications"][1]["args"])
     assert application._bound_deployment.name == "target"
+
+
+def test_shards_need_a_pool(tmp_path: Path) -> None:
+    wrong = content()
+    target = wrong["applications"][1]["args"]["target"]
+    target.pop("draft_application")
+    target["in_process_draft"] = wrong["applications"][0]["args"]["draft"]
+    target["speculation"] = {"shards": 2}
+    assert "speculation.shards above 1 needs draft_application" in "".join(mistakes(tmp_path, wrong))

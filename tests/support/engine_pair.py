@@ -25,11 +25,21 @@ def draft_settings(folder: Path, model: dict[str, Any] | None = None, **settings
 class SteppedPair:
     """A pair in mode ``ssd`` that never waits and has no fallback: whatever is proposed comes from a block in time."""
 
-    def __init__(self, rig: Rig, draft: DraftSettings, *, n_drafts: int = 1, k: int = 4, **settings: Any) -> None:
+    def __init__(
+        self,
+        rig: Rig,
+        draft: DraftSettings,
+        *,
+        n_drafts: int = 1,
+        k: int = 4,
+        rows: int = 8,
+        shards: int = 1,
+        **settings: Any,
+    ) -> None:
         self.rig = rig
         self.inboxes = [Inbox() for _ in range(n_drafts)]
         self.drafts = [load_draft(draft, inbox) for inbox in self.inboxes]
-        speculation = {"k": k, "rows": 8, "miss_policy": "never_wait", "fallback": "none"}
+        speculation = {"k": k, "rows": rows, "shards": shards, "miss_policy": "never_wait", "fallback": "none"}
         connectors = [self._connector(inbox) for inbox in self.inboxes]
         self.engine = rig.engine(Mode.SSD, connectors, speculation=speculation, **settings)
 

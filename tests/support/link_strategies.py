@@ -32,6 +32,7 @@ def commit_rows(draw: st.DrawFn) -> msg.CommitRow:
     verifies = draw(st.sampled_from(msg.Next))
     named = verifies is msg.Next.TOKENS
     proposal = draw(column(u32, 64)) if named else ()
+    shards = draw(st.integers(1, 255))
     known = [kind for kind in ProposalKind if not proposal or kind is not ProposalKind.NONE]
     return msg.CommitRow(
         session=draw(u64),
@@ -48,6 +49,8 @@ def commit_rows(draw: st.DrawFn) -> msg.CommitRow:
         proposal_kind=draw(st.sampled_from(known)),
         origin=draw(st.none() | st.builds(BlockOrigin, u32, u16, u8)) if named else None,
         finish=draw(st.booleans()),
+        shard=draw(st.integers(0, shards - 1)),
+        shards=shards,
     )
 
 

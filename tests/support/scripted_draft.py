@@ -63,6 +63,7 @@ class ScriptedSession:
     tokens: list[int]
     counter: int = 0
     blocks: int = 0
+    row: CommitRow | None = None
 
 
 class Script:
@@ -336,7 +337,7 @@ class ScriptedDraft:
             self._blame(f"unequal overlap at {row.from_len}")
         session.tokens += row.tokens[len(overlap) :]
         self._check(session, row)
-        session.counter = row.counter
+        session.counter, session.row = row.counter, row
         if row.finish:
             del self.sessions[row.session]
             self.finished.add(row.session)

@@ -29,13 +29,13 @@ STEPS = 400
 class Pool:
     """Scripted drafts by endpoint, a lessor, and an engine that reaches them through it."""
 
-    def __init__(self, rig: Rig, known: Reference, n: int = 1) -> None:
+    def __init__(self, rig: Rig, known: Reference, n: int = 1, shards: int = 1) -> None:
         self.now = 100.0
         self.known = known
         self.drafts = [ScriptedDraft(HalfRight(known.truth), welcome={"incarnation": 70 + i}) for i in range(n)]
         self.lessor = ScriptedLessor(always=self.grant(0))
         settings = TargetSettings(
-            model=rig.model, mode=Mode.SSD, speculation=SpeculationSettings(k=3, rows=4, wait_ms=2.0)
+            model=rig.model, mode=Mode.SSD, speculation=SpeculationSettings(k=3, rows=4, shards=shards, wait_ms=2.0)
         )
         leasing = Leasing(self.lessor, self._dial)
         rig.runner.pool.check()

@@ -183,7 +183,7 @@ class Open(_message.Message):
     def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., tokens: _Optional[bytes] = ..., kind: _Optional[_Union[Kind, str]] = ..., temperature: _Optional[float] = ..., seed: _Optional[int] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., stop_ids: _Optional[bytes] = ..., max_len: _Optional[int] = ..., k: _Optional[int] = ..., rows: _Optional[int] = ..., priority: _Optional[int] = ..., lengths: _Optional[bytes] = ..., top_m: _Optional[int] = ..., saguaro_c: _Optional[float] = ..., saguaro_f: _Optional[int] = ...) -> None: ...
 
 class CommitBatch(_message.Message):
-    __slots__ = ("session", "epoch", "from_len", "token_count", "tokens", "next", "k", "rows", "counter", "due_us", "deadline_us", "proposal_count", "proposal", "proposal_kind", "flags", "origin_block", "origin_branch", "origin_offset")
+    __slots__ = ("session", "epoch", "from_len", "token_count", "tokens", "next", "k", "rows", "counter", "due_us", "deadline_us", "proposal_count", "proposal", "proposal_kind", "flags", "origin_block", "origin_branch", "origin_offset", "shard", "shards")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     FROM_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -202,6 +202,8 @@ class CommitBatch(_message.Message):
     ORIGIN_BLOCK_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_BRANCH_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     epoch: bytes
     from_len: bytes
@@ -220,7 +222,9 @@ class CommitBatch(_message.Message):
     origin_block: bytes
     origin_branch: bytes
     origin_offset: bytes
-    def __init__(self, session: _Optional[bytes] = ..., epoch: _Optional[bytes] = ..., from_len: _Optional[bytes] = ..., token_count: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., next: _Optional[bytes] = ..., k: _Optional[bytes] = ..., rows: _Optional[bytes] = ..., counter: _Optional[bytes] = ..., due_us: _Optional[bytes] = ..., deadline_us: _Optional[bytes] = ..., proposal_count: _Optional[bytes] = ..., proposal: _Optional[bytes] = ..., proposal_kind: _Optional[bytes] = ..., flags: _Optional[bytes] = ..., origin_block: _Optional[bytes] = ..., origin_branch: _Optional[bytes] = ..., origin_offset: _Optional[bytes] = ...) -> None: ...
+    shard: bytes
+    shards: bytes
+    def __init__(self, session: _Optional[bytes] = ..., epoch: _Optional[bytes] = ..., from_len: _Optional[bytes] = ..., token_count: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., next: _Optional[bytes] = ..., k: _Optional[bytes] = ..., rows: _Optional[bytes] = ..., counter: _Optional[bytes] = ..., due_us: _Optional[bytes] = ..., deadline_us: _Optional[bytes] = ..., proposal_count: _Optional[bytes] = ..., proposal: _Optional[bytes] = ..., proposal_kind: _Optional[bytes] = ..., flags: _Optional[bytes] = ..., origin_block: _Optional[bytes] = ..., origin_branch: _Optional[bytes] = ..., origin_offset: _Optional[bytes] = ..., shard: _Optional[bytes] = ..., shards: _Optional[bytes] = ...) -> None: ...
 
 class Pull(_message.Message):
     __slots__ = ("session", "epoch", "base_len", "k", "deadline_us")
