@@ -143,6 +143,7 @@ class Driver:
             rounds=times.rounds,
             phase_s=_named(times.seconds),
             hit_path_s=tuple(times.hit_path),
+            hit_round_s=tuple(times.hit_rounds),
             plans=tuple(
                 PlannedRounds(k=k, rows=rows, wait=wait, rounds=n) for (k, rows, wait), n in list(times.plans.items())
             ),

@@ -7,7 +7,7 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import IO, Any
 
@@ -144,13 +144,18 @@ class WorkerEngine(Worker):
         return cores if draft is None else cores | {"draft": draft.model.cores}
 
 
-def start_engines(specs: list[EngineSpec], progress: Callable[[str], None]) -> list[WorkerEngine]:
-    """Start one worker per spec, one after the other; on failure those already running are closed."""
+def start_engines(
+    specs: Sequence[EngineSpec], progress: Callable[[str], None], names: Sequence[str] | None = None
+) -> list[WorkerEngine]:
+    """Start one worker per spec, one after the other; on failure those already running are closed.
+
+    ``names``: of the engines; None: their modes.
+    """
     engines: list[WorkerEngine] = []
     try:
-        for spec in specs:
-            progress(f"starting {spec.mode.value} ({spec.target.name})")
-            engines.append(WorkerEngine(spec))
+        for spec, name in zip(specs, names or [spec.mode.value for spec in specs], strict=True):
+            progress(f"starting {name} ({spec.target.name})")
+            engines.append(WorkerEngine(spec, name))
     except BaseException:
         for engine in engines:
             engine.close()

@@ -70,7 +70,8 @@ class RunRecord(Settings):
     """One run of a workload on one engine.
 
     ``rounds`` and ``phase_s`` (sums, seconds) cover pure decoding rounds; ``hit_path_s`` are samples of the time from
-    the end of one target forward to the start of the next where no row missed. ``plans``: what a controller planned,
+    the end of one target forward to the start of the next where no row missed. ``hit_round_s``: samples of the time of
+    whole rounds in which every row hit. ``plans``: what a controller planned,
     with the decoding rounds of each.
     """
 
@@ -78,6 +79,7 @@ class RunRecord(Settings):
     rounds: int
     phase_s: dict[str, float]
     hit_path_s: tuple[float, ...] = ()
+    hit_round_s: tuple[float, ...] = ()
     plans: tuple[PlannedRounds, ...] = ()
 
 
@@ -86,6 +88,11 @@ class EngineHandle(Protocol):
 
     @property
     def mode(self) -> Mode: ...
+
+    @property
+    def name(self) -> str:
+        """What its results are called."""
+        ...
 
     def run(self, workload: Workload) -> RunRecord:
         """Answer every prompt.

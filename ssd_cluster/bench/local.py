@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,9 +16,13 @@ from ssd_cluster.bench.complete import Completion, complete
 from ssd_cluster.bench.driver import Driver
 from ssd_cluster.bench.fallback.random_tokens import RandomTokens
 from ssd_cluster.bench.spec import EngineSpec, LinkBackend
+from ssd_cluster.bench.synthetic.process import MODULE as SYNTHETIC
+from ssd_cluster.bench.synthetic.sampler import SyntheticSampler
+from ssd_cluster.bench.synthetic.script import Scripts
 from ssd_cluster.config import DraftSettings
 from ssd_cluster.draft.engine import load_draft
 from ssd_cluster.draft.launcher import DraftProcess
+from ssd_cluster.draft.sampler import RowSampler
 from ssd_cluster.errors import StartupError
 from ssd_cluster.link.grpc_backend import connect
 from ssd_cluster.link.inprocess import pair
@@ -77,13 +83,14 @@ class LocalEngine:
         if spec.draft is None:
             raise StartupError("this mode needs a draft")
         if spec.link is LinkBackend.INPROCESS:
-            return self._embedded_draft(spec.draft)
+            return self._embedded_draft(spec.draft, spec.script)
         return self._separate_draft(spec.draft, spec)
 
-    def _embedded_draft(self, settings: DraftSettings) -> Connector:
+    def _embedded_draft(self, settings: DraftSettings, script: Path | None) -> Connector:
         """The draft engine in this process, on a thread of its own, over the in-process link."""
         inbox = Inbox()
-        draft = load_draft(settings, inbox)
+        sampler = partial(SyntheticSampler, Scripts.read(script)) if script is not None else RowSampler
+        draft = load_draft(settings, inbox, sampler=sampler)
         self._stack.callback(draft.stop)
         draft.start()
 
@@ -94,7 +101,10 @@ class LocalEngine:
 
     def _separate_draft(self, settings: DraftSettings, spec: EngineSpec) -> Connector:
         """The draft in its own process, over gRPC."""
-        process = DraftProcess(settings)
+        if spec.script is None:
+            process = DraftProcess(settings)
+        else:
+            process = DraftProcess(settings, module=SYNTHETIC, arguments=(str(spec.script),))
         self._stack.callback(process.close)
         loop = self._stack.enter_context(LinkLoop())
 

@@ -7,18 +7,17 @@ from dataclasses import dataclass, field
 
 from ssd_cluster.bench.handle import EngineHandle, RunRecord, Workload
 from ssd_cluster.bench.summary import ModeResult, differing_outputs, summarise
-from ssd_cluster.types import Mode
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Results of one workload for all modes.
+    """Results of one workload for all engines.
 
-    ``different_outputs``: per mode, prompts (of one repetition) whose output differs from that of the first mode.
+    ``different_outputs``: per engine, prompts (of one repetition) whose output differs from that of the first one.
     """
 
     results: list[ModeResult]
-    different_outputs: dict[Mode, int] = field(default_factory=dict)
+    different_outputs: dict[str, int] = field(default_factory=dict)
 
 
 def measure(
@@ -30,7 +29,7 @@ def measure(
     repetition and their order rotates, so that drifts of the machine (heat, neighbours) hit all modes alike.
 
     Args:
-        engines: one per mode, in the order of the results.
+        engines: with different names, in the order of the results.
         workload: the same for all.
         repetitions: at least 1.
         progress: told one line per run.
@@ -38,15 +37,15 @@ def measure(
     warm_up = workload.model_copy(update={"prompts": workload.prompts[: workload.batch]})
     for engine in engines:
         engine.run(warm_up)
-    runs: dict[Mode, list[RunRecord]] = {engine.mode: [] for engine in engines}
+    runs: dict[str, list[RunRecord]] = {engine.name: [] for engine in engines}
     for repetition, engine in schedule(engines, repetitions):
         record = engine.run(workload)
-        runs[engine.mode].append(record)
+        runs[engine.name].append(record)
         speed = summarise(engine.mode, workload.temperature, workload.batch, [record]).tokens_per_s.median
-        progress(f"repetition {repetition + 1}/{repetitions} {engine.mode.value}: {speed:.1f} tokens/s")
-    results = [summarise(e.mode, workload.temperature, workload.batch, runs[e.mode]) for e in engines]
-    reference = runs[engines[0].mode][0]
-    different = {engine.mode: differing_outputs(reference, runs[engine.mode][0]) for engine in engines}
+        progress(f"repetition {repetition + 1}/{repetitions} {engine.name}: {speed:.1f} tokens/s")
+    results = [summarise(e.mode, workload.temperature, workload.batch, runs[e.name], e.name) for e in engines]
+    reference = runs[engines[0].name][0]
+    different = {engine.name: differing_outputs(reference, runs[engine.name][0]) for engine in engines}
     return Measurement(results, different)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from ssd_cluster.bench.columns import aligned
@@ -12,7 +13,7 @@ from ssd_cluster.bench.summary import ModeResult
 from ssd_cluster.types import Mode
 
 _HEADER = (
-    "mode", "T", "batch", "tokens/s (min-max)", "vs ar", "tokens/round", "acceptance", "hit rate",
+    "mode", "T", "batch", "tokens/s (min-max)", "/user", "vs ar", "tokens/round", "acceptance", "hit rate",
     "round ms", "forward", "noise", "process", "verify", "verify %", "wait", "link", "other", "hit path ms",
 )  # fmt: skip
 
@@ -29,9 +30,12 @@ def write_json(path: Path, config: Mapping[str, object], results: Sequence[ModeR
     partial.replace(path)
 
 
-def table(results: Sequence[ModeResult]) -> str:
-    """One line per result, columns aligned; what controllers planned is the last column, where there are any."""
-    rows = [_HEADER, *(_cells(result, _plain(result, results)) for result in results)]
+def table(results: Sequence[ModeResult], synthetic: bool = False) -> str:
+    """One line per result, columns aligned; what controllers planned is the last column, where there are any.
+
+    ``synthetic``: the draft is, and modes that have one are marked.
+    """
+    rows = [_HEADER, *(_cells(result, _plain(result, results), synthetic) for result in results)]
     if any(result.plans for result in results):
         plans = ["plan (share of rounds)", *(_plan(result) for result in results)]
         rows = [(*row, plan) for row, plan in zip(rows, plans, strict=True)]
@@ -41,17 +45,16 @@ def table(results: Sequence[ModeResult]) -> str:
 def _entry(result: ModeResult) -> dict[str, object]:
     return {
         "mode": result.mode.value,
+        "name": result.label,
         "temperature": result.temperature,
         "batch": result.batch,
-        "tokens_per_s": {
-            "median": result.tokens_per_s.median,
-            "min": result.tokens_per_s.min,
-            "max": result.tokens_per_s.max,
-        },
+        "tokens_per_s": asdict(result.tokens_per_s),
+        "per_user": asdict(result.per_user) if result.per_user else None,
         "tokens_per_round": result.tokens_per_round,
         "acceptance": result.acceptance,
         "hit_rate": result.hit_rate,
         "round_ms": result.round_ms,
+        "hit_round_ms": result.hit_round_ms,
         "plans": [plan.model_dump() for plan in result.plans],
     }
 
@@ -59,18 +62,19 @@ def _entry(result: ModeResult) -> dict[str, object]:
 def _plain(result: ModeResult, results: Sequence[ModeResult]) -> ModeResult | None:
     """Plain decoding of the same work, if it was measured."""
     same = (r for r in results if (r.temperature, r.batch) == (result.temperature, result.batch))
-    return next((r for r in same if r.mode is Mode.AR), None)
+    return next((r for r in same if r.mode is Mode.AR and r.label == Mode.AR), None)
 
 
-def _cells(result: ModeResult, plain: ModeResult | None) -> tuple[str, ...]:
+def _cells(result: ModeResult, plain: ModeResult | None, synthetic: bool) -> tuple[str, ...]:
     speed = result.tokens_per_s
     ratio = speed.median / plain.tokens_per_s.median if plain is not None and plain.tokens_per_s.median else None
     ms = result.round_ms
     return (
-        result.mode.value,
+        f"{result.label} (synthetic)" if synthetic and result.mode is not Mode.AR else result.label,
         f"{result.temperature:g}",
         str(result.batch),
         f"{speed.median:.1f} ({speed.min:.1f}-{speed.max:.1f})",
+        _figure(result.per_user.median if result.per_user else None, "{:.1f}"),
         _figure(ratio, "{:.2f}x"),
         f"{result.tokens_per_round:.2f}",
         _figure(result.acceptance, "{:.3f}"),

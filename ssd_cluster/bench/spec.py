@@ -33,13 +33,15 @@ class LinkBackend(StrEnum):
 class EngineSpec(Settings):
     """One engine and, unless it decodes plainly, its draft and how it is reached.
 
-    ``random_fallback``: rows that miss and do not wait verify random tokens (benchmarks only).
+    Benchmarks only: ``random_fallback``: rows that miss and do not wait verify random tokens; ``script``: file of what
+    a synthetic draft says (``bench.synthetic``).
     """
 
     target: TargetSettings
     draft: DraftSettings | None = None
     link: LinkBackend = LinkBackend.INPROCESS
     random_fallback: bool = False
+    script: Path | None = None
 
     @model_validator(mode="after")
     def _laws_come_from_a_trusted_draft(self) -> EngineSpec:

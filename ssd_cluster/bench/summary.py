@@ -32,6 +32,9 @@ class ModeResult:
         round_ms: mean milliseconds per engine round by phase, their ``total``, and ``hit_path``: the median time from
             the end of one target forward to the start of the next where no row missed (None without samples).
         plans: what the controller planned, most rounds first; empty without one.
+        name: what the row is called; the mode, but for engines on other cores.
+        per_user: speed of one sequence, see ``user_speed``.
+        hit_round_ms: mean time of rounds in which every row hit; None without any.
     """
 
     mode: Mode
@@ -43,15 +46,24 @@ class ModeResult:
     hit_rate: float | None
     round_ms: dict[str, float | None]
     plans: tuple[PlannedRounds, ...] = ()
+    name: str = ""
+    per_user: Spread | None = None
+    hit_round_ms: float | None = None
+
+    @property
+    def label(self) -> str:
+        return self.name or self.mode.value
 
 
-def summarise(mode: Mode, temperature: float, batch: int, runs: Sequence[RunRecord]) -> ModeResult:
+def summarise(mode: Mode, temperature: float, batch: int, runs: Sequence[RunRecord], name: str = "") -> ModeResult:
     """Result of at least one repetition of the same workload."""
     requests = [request for run in runs for request in run.requests]
     drafted = sum(request.draft_tokens for request in requests)
     hits = sum(request.cache_hits for request in requests)
     lookups = hits + sum(request.cache_misses for request in requests)
     speeds = [decode_speed(run.requests) for run in runs]
+    users = [user_speed(run.requests) for run in runs]
+    whole = [seconds for run in runs for seconds in run.hit_round_s]
     return ModeResult(
         mode=mode,
         temperature=temperature,
@@ -62,6 +74,9 @@ def summarise(mode: Mode, temperature: float, batch: int, runs: Sequence[RunReco
         hit_rate=hits / lookups if lookups else None,
         round_ms=round_breakdown(runs),
         plans=planned(runs),
+        name=name,
+        per_user=Spread(statistics.median(users), min(users), max(users)),
+        hit_round_ms=1000 * statistics.fmean(whole) if whole else None,
     )
 
 

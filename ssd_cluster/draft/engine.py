@@ -22,7 +22,7 @@ from ssd_cluster.draft.load import LoadReporter
 from ssd_cluster.draft.outcomes import OutcomeObserver
 from ssd_cluster.draft.post import LawPost
 from ssd_cluster.draft.publisher import Publisher
-from ssd_cluster.draft.sampler import RowSampler
+from ssd_cluster.draft.sampler import RowSampler, SamplerFactory
 from ssd_cluster.draft.scheduler import Scheduler
 from ssd_cluster.draft.service import DraftService
 from ssd_cluster.draft.snapshot import DraftSnapshot, take_snapshot
@@ -40,8 +40,7 @@ from ssd_cluster.text import Tokenizer
 
 log = logging.getLogger(__name__)
 
-_JOIN_S = 10.0
-_READY_S = 60.0
+_JOIN_S, _READY_S = 10.0, 60.0
 _NOISE_ROUNDS = 4
 
 
@@ -58,6 +57,7 @@ class DraftEngine:
         clock: seconds, monotonic.
         draft_id: name in Welcome; made from the incarnation if None.
         leases: sessions are only opened under one of these; None: no leases are asked for.
+        sampler: draws tokens; no configuration sets it.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class DraftEngine:
         clock: Callable[[], float] = time.monotonic,
         draft_id: str | None = None,
         leases: LeaseBook | None = None,
+        sampler: SamplerFactory = RowSampler,
     ) -> None:
         self._leases = leases
         self.metrics = metrics if metrics is not None else DraftMetrics()
@@ -90,16 +91,14 @@ class DraftEngine:
         self._beat = math.inf
         self._ready = threading.Event()
         scheduler = self._scheduler = Scheduler(settings.max_step_rows, settings.prefill_chunk, settings.target_weights)
-        self._table = SessionTable(settings, runner.pool, runner.tails, self.metrics, scheduler.weight)
+        table = self._table = SessionTable(settings, runner.pool, runner.tails, self.metrics, scheduler.weight)
         observer = OutcomeObserver(settings.fanout)
         rows, width = _NOISE_ROUNDS * (settings.k_max + 1), runner.config.vocab_size
-        sampler = RowSampler(vocabulary, width, runner.output_ids, runner.device, noise_rows=rows)
-        self._stepper = Stepper(
-            runner, self._table, scheduler, observer, sampler, self.timer, settings, self.metrics, clock
-        )
+        draws = sampler(vocabulary, width, runner.output_ids, runner.device, noise_rows=rows)
+        self._stepper = Stepper(runner, table, scheduler, observer, draws, self.timer, settings, self.metrics, clock)
         self._post = LawPost(settings.link, runner.device)
         self._service = DraftService(
-            self._table, lambda: self.welcome, sampler, observer, self.metrics, settings, self._post, leases
+            table, lambda: self.welcome, draws, observer, self.metrics, settings, self._post, leases
         )
         self._publisher = Publisher(self.metrics, self._table.rest, clock, self._stepper.trace)
         self._load = LoadReporter(self._table, settings, self.timer, self.metrics, leases)
@@ -274,7 +273,11 @@ class DraftEngine:
 
 
 def load_draft(
-    settings: DraftSettings, inbox: Inbox, metrics: DraftMetrics | None = None, leases: LeaseBook | None = None
+    settings: DraftSettings,
+    inbox: Inbox,
+    metrics: DraftMetrics | None = None,
+    leases: LeaseBook | None = None,
+    sampler: SamplerFactory = RowSampler,
 ) -> DraftEngine:
     """Load the draft model and its tokenizer, and make the engine that serves them; ``start`` runs it.
 
@@ -292,4 +295,5 @@ def load_draft(
         vocabulary=tokenizer.vocabulary,
         metrics=metrics,
         leases=leases,
+        sampler=sampler,
     )

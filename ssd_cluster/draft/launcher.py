@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from types import TracebackType
 from typing import IO, Any
 
@@ -24,6 +25,7 @@ class DraftProcess:
         settings: of the draft; port 0 takes a free one.
         start_timeout_s: longest wait until it listens; loading the model is part of it.
         stderr: where its log goes; None: our own.
+        module: what the child runs; ``arguments``: of it, behind the settings.
 
     Attributes:
         endpoint: host:port for ``connect``.
@@ -34,10 +36,16 @@ class DraftProcess:
     """
 
     def __init__(
-        self, settings: DraftSettings, *, start_timeout_s: float = 120.0, stderr: IO[Any] | int | None = None
+        self,
+        settings: DraftSettings,
+        *,
+        start_timeout_s: float = 120.0,
+        stderr: IO[Any] | int | None = None,
+        module: str = _MODULE,
+        arguments: Sequence[str] = (),
     ) -> None:
         self._child = subprocess.Popen(
-            [sys.executable, "-m", _MODULE, settings.model_dump_json()],
+            [sys.executable, "-m", module, settings.model_dump_json(), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,

@@ -32,11 +32,13 @@ from ssd_cluster.model.device import pin_thread
 
 log = logging.getLogger(__name__)
 
+Loader = Callable[[DraftSettings, Inbox], DraftEngine]
+
 _HEALTH_S = 0.5
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Serve until standard input ends or SIGTERM; exit code 0, or 1 if the draft could not start or has failed."""
+def main(arguments: Sequence[str], load: Loader = load_draft) -> int:
+    """Serve what ``load`` makes until standard input ends or SIGTERM; exit code 0, or 1 if it cannot start or fails."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent; it closes our input
     stop = threading.Event()
@@ -47,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
             pin_thread(settings.model.cores)  # before any other thread exists: they all inherit it
         parent = _Parent(sys.stdin.fileno(), stop)
         threading.Thread(target=parent.heed, name="stdin", daemon=True).start()
-        failed = _serve(settings, stop, parent)
+        failed = _serve(settings, stop, parent, load)
     except SsdClusterError as error:
         _say({"error": error.message, "code": error.code})
         return 1
@@ -64,7 +66,7 @@ def _settings(arguments: Sequence[str]) -> DraftSettings:
         raise ConfigError(f"draft settings: {error}") from error
 
 
-def _serve(settings: DraftSettings, stop: threading.Event, parent: _Parent) -> bool:
+def _serve(settings: DraftSettings, stop: threading.Event, parent: _Parent, load: Loader) -> bool:
     """Load, listen, announce and serve until the stop; True if the engine failed before it.
 
     Raises:
@@ -72,7 +74,7 @@ def _serve(settings: DraftSettings, stop: threading.Event, parent: _Parent) -> b
     """
     check_listener(settings.host, settings.link)
     inbox = Inbox()
-    engine = load_draft(settings, inbox)
+    engine = load(settings, inbox)
     engine.start()
     with LinkLoop("draft-link") as loop:
         listener = Listener(

@@ -8,7 +8,7 @@ of ratio kinds draw with noise of their own and keep the law they drew from.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -115,6 +115,10 @@ class Drawn:
     ids: list[int]
     guesses: list[list[int]]
     laws: list[LawRow | None]
+
+
+SamplerFactory = Callable[..., "RowSampler"]
+"""Makes the sampler of a draft; takes the arguments of ``RowSampler``."""
 
 
 class RowSampler:

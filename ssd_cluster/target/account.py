@@ -10,6 +10,7 @@ from ssd_cluster.target.proposer import Decided
 from ssd_cluster.target.scheduler import Row
 from ssd_cluster.target.sequence import LiveRequest
 from ssd_cluster.target.times import PHASES, VERIFY_PHASES, RoundTimes, Stopwatch
+from ssd_cluster.types import LookupResult
 
 
 class Account:
@@ -66,6 +67,8 @@ class Account:
             self._phases[phase].inc(seconds)
         if len(decided) == len(rows) and all(row.n_run == 1 for row in rows):
             self._times.add(watch.phases, sum(len(result.emitted) for result in decided))
+            if all(result.lookup is LookupResult.HIT for result in decided):
+                self._times.hit_rounds.append(watch.now - watch.began)
             if (plan := self._pilot.plan) is not None:
                 self._times.plans[plan.k, plan.rows, plan.wait] += 1
             self._estimator.observe_verify(sum(watch.phases[phase] for phase in VERIFY_PHASES))

@@ -29,6 +29,7 @@ class RoundTimes:
             scheduling. On CUDA the forward runs on while ``process`` starts, and is waited for in ``verify``.
         hit_path: samples of the time from the end of a forward to the start of the next one, of rounds in which nobody
             waited and every row that could have a proposal had one from its draft (without drafts: all rounds).
+        hit_rounds: samples of the time of whole rounds in which every row hit.
         plans: decoding rounds by what the controller had planned for them: (k, rows, wait).
         verify_s: running mean of ``VERIFY_PHASES`` together, the T_v; None before the first round.
         trace: where every round is recorded; None: nowhere.
@@ -38,6 +39,7 @@ class RoundTimes:
     tokens: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     hit_path: deque[float] = field(default_factory=lambda: deque(maxlen=_SAMPLES))
+    hit_rounds: deque[float] = field(default_factory=lambda: deque(maxlen=_SAMPLES))
     plans: Counter[tuple[int, int, bool]] = field(default_factory=Counter)
     verify_s: float | None = None
     trace: TargetTrace | None = None
@@ -56,6 +58,7 @@ class RoundTimes:
         self.rounds = self.tokens = 0
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self.hit_path.clear()
+        self.hit_rounds.clear()
         self.plans.clear()
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ class Recorded:
     """An engine handle that answers at a fixed speed and logs who ran what."""
 
     def __init__(self, mode: Mode, seconds: float, log: list[tuple[Mode, int]]) -> None:
-        self.mode, self._seconds, self._log = mode, seconds, log
+        self.mode, self.name, self._seconds, self._log = mode, mode.value, seconds, log
 
     def run(self, workload: Workload) -> RunRecord:
         self._log.append((self.mode, len(workload.prompts)))

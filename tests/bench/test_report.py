@@ -44,11 +44,11 @@ def test_json_has_the_documented_shape(results: list[ModeResult], tmp_path: Path
     assert read["config"] == {"k": 5}
     for entry in read["results"]:
         assert list(entry) == [
-            "mode", "temperature", "batch", "tokens_per_s", "tokens_per_round", "acceptance", "hit_rate", "round_ms",
-            "plans",
+            "mode", "name", "temperature", "batch", "tokens_per_s", "per_user", "tokens_per_round", "acceptance",
+            "hit_rate", "round_ms", "hit_round_ms", "plans",
         ]  # fmt: skip
         assert set(entry["tokens_per_s"]) == {"median", "min", "max"}
-    assert read["results"][0]["mode"] == "ar"
+    assert read["results"][0]["mode"] == read["results"][0]["name"] == "ar"
     assert read["results"][0]["hit_rate"] is None
     assert read["results"][1]["tokens_per_s"] == {"median": 50.0, "min": 49.0, "max": 51.0}
     assert read["results"][1]["round_ms"]["hit_path"] == 1.25

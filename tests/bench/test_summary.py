@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from ssd_cluster.bench.handle import RequestRecord, RunRecord
-from ssd_cluster.bench.summary import decode_speed, differing_outputs, round_breakdown, summarise, tokens_per_round
+from ssd_cluster.bench.summary import (
+    answer_speed,
+    decode_speed,
+    differing_outputs,
+    round_breakdown,
+    summarise,
+    tokens_per_round,
+    user_speed,
+)
 from ssd_cluster.types import Mode
 
 
@@ -24,6 +32,17 @@ def test_speed_counts_decoding_only() -> None:
     assert decode_speed([request(1, 1, tokens=1)]) == 0
 
 
+def test_speed_of_one_user_and_of_whole_answers() -> None:
+    both = [request(0, 2), request(1, 3)]
+    assert user_speed(both) == pytest.approx(5), "while decode_speed has both at once"
+    burst = RequestRecord(
+        submitted_s=1, first_token_s=2, finished_s=4, first_tokens=5, prompt_tokens=5, completion_tokens=9
+    )
+    assert user_speed([burst]) == decode_speed([burst]) == pytest.approx(2), "the first part held five tokens"
+    assert answer_speed([burst]) == pytest.approx(3)
+    assert user_speed([]) == answer_speed([]) == 0
+
+
 def test_tokens_per_round_counts_t_star_and_plain_rounds() -> None:
     plain = request(tokens=11)
     assert tokens_per_round([plain]) == 1
@@ -37,11 +56,17 @@ def test_tokens_per_round_counts_t_star_and_plain_rounds() -> None:
 
 def test_summary_of_repetitions() -> None:
     counts = {"spec_steps": 4, "draft_tokens": 20, "accepted_tokens": 6}
-    runs = [run(request(0, stop, cache_hits=3, cache_misses=1, **counts)) for stop in (2.0, 1.0, 4.0)]
+    runs = [
+        run(request(0, stop, cache_hits=3, cache_misses=1, **counts), hit_round_s=(stop / 1000,))
+        for stop in (2.0, 1.0, 4.0)
+    ]
     result = summarise(Mode.SSD, 0.7, 1, runs)
     assert (result.mode, result.temperature, result.batch) == (Mode.SSD, 0.7, 1)
     speed = result.tokens_per_s
     assert (speed.median, speed.min, speed.max) == (5.0, 2.5, 10.0)
+    assert result.hit_round_ms == pytest.approx(7 / 3)
+    assert result.per_user == speed
+    assert (result.label, summarise(Mode.AR, 0.7, 1, runs, "ar on 0,1").label) == ("ssd", "ar on 0,1")
     assert result.acceptance == pytest.approx(0.3)
     assert result.hit_rate == pytest.approx(0.75)
     assert result.tokens_per_round == pytest.approx(10 / 4)

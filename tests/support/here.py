@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ssd_cluster.bench import engines
 from ssd_cluster.bench.contest import entries
 from ssd_cluster.bench.handle import RunRecord, Workload
 from ssd_cluster.bench.local import LocalEngine
@@ -15,9 +16,12 @@ class HereEngine:
 
     running = 0
 
-    def __init__(self, spec: EngineSpec) -> None:
-        self.spec = spec
+    def __init__(self, spec: EngineSpec, name: str | None = None) -> None:
+        self.spec, self.mode = spec, spec.mode
+        self.name = name if name is not None else spec.mode.value
+        self.cores: dict[str, object] = {}
         self._local: LocalEngine | None = LocalEngine(spec.model_copy(update={"link": LinkBackend.INPROCESS}))
+        self.info = self._local.info
         HereEngine.running += 1
 
     def run(self, workload: Workload) -> RunRecord:
@@ -32,12 +36,13 @@ class HereEngine:
 
 
 def here(monkeypatch: pytest.MonkeyPatch) -> list[EngineSpec]:
-    """From now on comparisons start engines here; returns the list that every started one's specification joins."""
+    """From now on benchmarks start engines here; returns the list that every started one's specification joins."""
     started: list[EngineSpec] = []
 
-    def start(spec: EngineSpec) -> HereEngine:
+    def start(spec: EngineSpec, name: str | None = None) -> HereEngine:
         started.append(spec)
-        return HereEngine(spec)
+        return HereEngine(spec, name)
 
     monkeypatch.setattr(entries, "WorkerEngine", start)
+    monkeypatch.setattr(engines, "WorkerEngine", start)
     return started

@@ -92,6 +92,8 @@ def run_missing(
 
 
 def compact(record: RunRecord) -> RunRecord:
-    """The same with the median of the hit path in place of its samples."""
-    samples = record.hit_path_s
-    return record.model_copy(update={"hit_path_s": (statistics.median(samples),) if samples else ()})
+    """The same with medians in place of samples."""
+    samples = {"hit_path_s": record.hit_path_s, "hit_round_s": record.hit_round_s}
+    return record.model_copy(
+        update={name: (statistics.median(values),) if values else () for name, values in samples.items()}
+    )

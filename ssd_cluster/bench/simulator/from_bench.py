@@ -60,6 +60,8 @@ def load_bench(path: Path) -> tuple[dict[str, Any], list[Measured]]:
         content = json.loads(path.read_text(encoding="utf-8"))
         groups: dict[tuple[float, int], dict[Mode, Mapping[str, Any]]] = {}
         for entry in content["results"]:
+            if entry.get("name", entry["mode"]) != entry["mode"]:
+                continue  # once more on other cores
             groups.setdefault((entry["temperature"], entry["batch"]), {})[Mode(entry["mode"])] = entry
         config = dict(content["config"])
     except (OSError, ValueError, KeyError, TypeError) as error:
