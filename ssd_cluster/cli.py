@@ -17,7 +17,7 @@ COMMANDS = {
     "status": "show the targets and drafts of a running cluster",
     "generate": "answer one prompt in this process and print one JSON object",
     "chat": "talk to the model in this terminal",
-    "bench": "measure modes, verification rules or SAGUARO sampling, and print a table",
+    "bench": "measure modes, guesses, misses, links, endpoints, peers or rules, and print a table",
     "simulate": "predict the speed of targets and drafts from times and statistics",
     "trace": "summarise a round trace and draw its timeline",
     "check-pair": "say whether a draft fits a target and what speed-up to expect",

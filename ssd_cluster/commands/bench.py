@@ -1,4 +1,4 @@
-"""Measure decoding modes, a shared draft, verification rules, or SAGUARO sampling, and print a table."""
+"""Measure modes, guesses, misses, links, endpoints, peers, pools or verification rules, and print a table."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from ssd_cluster.bench import command as modes
 from ssd_cluster.bench.fallback import command as fallback
 from ssd_cluster.bench.fanout import command as fanout
+from ssd_cluster.bench.link import command as link
 from ssd_cluster.bench.load import command as load
 from ssd_cluster.bench.peers import command as peers
 from ssd_cluster.bench.pool import command as pool
@@ -19,6 +20,7 @@ BENCHMARKS = {
     "modes": (modes, "speed of modes ar, sd and ssd, interleaved in one run (the default)"),
     "fanout": (fanout, "hit rate and speed of fan-out laws over budgets of guessed outcomes"),
     "fallback": (fallback, "speed over batch sizes for every way to treat a miss"),
+    "link": (link, "round trips and bytes of the draft link over every backend"),
     "serve": (load, "open-loop load on a running OpenAI-compatible endpoint"),
     "peers": (peers, "our modes beside transformers and other servers, on the same prompts"),
     "pool": (pool, "many targets on one draft, replayed from recorded texts: capacity, sharing, overload, latency"),
