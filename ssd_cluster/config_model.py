@@ -32,7 +32,8 @@ class ModelSettings(Settings):
     ``path``: a Hugging Face folder, a .gguf file, a hub id, or a name of the embedded default ("smollm2-135m-instruct",
     "smollm2-135m-draft"). ``cores``: CPU cores this replica pins itself to (None: no pinning); ``threads``: compute
     threads (None: one per core, or 1). ``kv_tokens``: capacity of the KV pool in tokens. ``attention``: "sdpa" runs
-    everywhere, "flashinfer" on CUDA in bfloat16.
+    everywhere, "flashinfer" on CUDA in bfloat16. ``cpu_kernels``: "auto" compiles kernels in C once where a compiler is
+    installed and runs them on the CPU; "off" keeps to torch.
 
     ``tensor_parallel``: ranks that share every layer (docs/tensor-parallel.md). ``cores`` are then divided among them,
     ``threads`` are per rank. ``rank_timeout_s``: longest wait of a rank for another within a forward.
@@ -47,6 +48,7 @@ class ModelSettings(Settings):
     kv_tokens: int = Field(default=16384, ge=64)
     block_size: int = Field(default=16, ge=1, le=256)
     attention: Literal["sdpa", "flashinfer"] = "sdpa"
+    cpu_kernels: Literal["auto", "off"] = "auto"
     prefix_cache: bool = True
     tensor_parallel: int = Field(default=1, ge=1, le=64)
     rank_timeout_s: float = Field(default=RANK_TIMEOUT_S, gt=0)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ssd_cluster.model.attention import AttentionBackend, AttentionPlan
 from ssd_cluster.model.batch import CausalSpan, ForwardBatch, MaskedSpan
 from ssd_cluster.model.decoder_config import DecoderConfig
-from ssd_cluster.model.rope import rotate, rotation_table
+from ssd_cluster.model.rope import rotation_table
+from ssd_cluster.model.row_ops import EagerRowOps, RowOps
 from ssd_cluster.model.weights import DecoderWeights, LayerWeights
 
 
@@ -17,11 +17,17 @@ class Decoder:
     """Runs flat, ragged batches; holds no state besides weights (keys and values belong to the attention backend)."""
 
     def __init__(
-        self, config: DecoderConfig, weights: DecoderWeights, attention: AttentionBackend, n_positions: int
+        self,
+        config: DecoderConfig,
+        weights: DecoderWeights,
+        attention: AttentionBackend,
+        n_positions: int,
+        row_ops: RowOps | None = None,
     ) -> None:
         self._config = config
         self._weights = weights
         self._attention = attention
+        self._ops = row_ops or EagerRowOps()
         self._device = weights.embedding.table.device
         self._rotations = rotation_table(config.rope, config.head_dim, n_positions, self._device)
 
@@ -54,25 +60,31 @@ class Decoder:
         rotation = self._rotations[torch.tensor(positions, device=self._device)].unsqueeze(1)
         # The residual stream stays in float32: in bfloat16 it would be rounded anew in every layer.
         hidden = weights.embedding(torch.tensor(tokens, device=self._device))
+        delta = None
         for index, layer in enumerate(weights.layers):
-            self._layer(index, layer, hidden, rotation, plan)
+            delta = self._layer(index, layer, hidden, delta, rotation, plan)
+        normal = self._ops.add_norm(hidden, delta, weights.norm)
         if len(wanted) < len(tokens):
-            hidden = hidden[torch.tensor(wanted, dtype=torch.int64, device=self._device)]
-        return weights.norm(hidden)
+            return normal[torch.tensor(wanted, dtype=torch.int64, device=self._device)]
+        return normal
 
-    def _layer(self, index: int, layer: LayerWeights, hidden: Tensor, rotation: Tensor, plan: AttentionPlan) -> None:
-        """Add what layer ``index`` computes to ``hidden`` [T, E], in place."""
-        config = self._config
+    def _layer(
+        self,
+        index: int,
+        layer: LayerWeights,
+        hidden: Tensor,
+        delta: Tensor | None,
+        rotation: Tensor,
+        plan: AttentionPlan,
+    ) -> Tensor:
+        """Add ``delta`` and the attention of a layer to ``hidden`` [T, E] in place. Returns what its MLP adds."""
+        config, ops = self._config, self._ops
         H, G, D = config.n_heads, config.n_kv_heads, config.head_dim
-        heads = layer.qkv(layer.attention_norm(hidden)).view(-1, H + 2 * G, D)
-        rotated = heads[:, : H + G]
-        if layer.qk_norm is not None:
-            rotated.copy_(layer.qk_norm(rotated))
-        rotate(rotated, rotation)
+        heads = layer.qkv(ops.add_norm(hidden, delta, layer.attention_norm)).view(-1, H + 2 * G, D)
+        ops.rotate(heads, H + G, layer.qk_norm, rotation)
         attended = plan.attend(index, heads[:, :H], heads[:, H:].view(-1, 2, G, D))
-        hidden += layer.out(attended)
-        gate, up = layer.gate_up(layer.mlp_norm(hidden)).chunk(2, dim=-1)
-        hidden += layer.down(F.silu(gate) * up)
+        gate_up = layer.gate_up(ops.add_norm(hidden, layer.out(attended), layer.mlp_norm))
+        return layer.down(ops.gate(gate_up))
 
     def _check(self, tokens: list[int], positions: list[int]) -> None:
         if max(positions) >= len(self._rotations):

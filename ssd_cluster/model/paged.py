@@ -42,15 +42,24 @@ def page_slots(table: list[int], start: int, stop: int, block_size: int) -> rang
     Raises:
         ValueError: the table is too short.
     """
+    check_table(table, stop, block_size)
     first, last = start // block_size, -(-stop // block_size)
-    if last > len(table):
-        raise ValueError(f"{stop} positions do not fit a block table of {len(table)} blocks")
     blocks = table[first:last]
     if blocks == list(range(blocks[0], blocks[0] + len(blocks))):
         offset = (blocks[0] - first) * block_size
         return range(start + offset, stop + offset)
     places = torch.tensor(blocks)[:, None] * block_size + torch.arange(block_size)
     return places.flatten()[start - first * block_size : stop - first * block_size]
+
+
+def check_table(table: list[int], stop: int, block_size: int) -> None:
+    """Refuse a block table that does not cover positions [0, stop).
+
+    Raises:
+        ValueError: it is too short.
+    """
+    if stop > len(table) * block_size:
+        raise ValueError(f"{stop} positions do not fit a block table of {len(table)} blocks")
 
 
 def as_tensor(slots: range | Tensor) -> Tensor:

@@ -78,6 +78,22 @@ class PageWrites:
             self._data[layer].index_copy_(0, self._slots, kv)
 
 
+def checked_tails(pool: TailPool | None, spans: list[TreeSpan]) -> TailPool:
+    """The pool, if these spans fit it.
+
+    Raises:
+        ValueError: there is none, a row sees no page, or there is no room for its tail.
+    """
+    if pool is None:
+        raise ValueError("tree rows need tails; the model was loaded without any")
+    if min(min(span.visible) for span in spans) < 1:
+        raise ValueError("a tree row must see at least one position of its session's pages")
+    deepest = max(max(span.depths) for span in spans)
+    if deepest >= pool.depth:
+        raise ValueError(f"tail entry {deepest} does not fit tails of {pool.depth} tokens")
+    return pool
+
+
 class TailRows:
     """The tails of R tree rows.
 
@@ -86,19 +102,14 @@ class TailRows:
         mask: [R, length], 0 at a row's own entries and -inf behind them; None if all are equally long.
 
     Raises:
-        ValueError: there are no tails, a row sees no page, or there is no room for its tail.
+        ValueError: as ``checked_tails``.
     """
 
     def __init__(self, pool: TailPool | None, spans: list[TreeSpan]) -> None:
-        if pool is None:
-            raise ValueError("tree rows need tails; the model was loaded without any")
-        if min(min(span.visible) for span in spans) < 1:
-            raise ValueError("a tree row must see at least one position of its session's pages")
+        pool = checked_tails(pool, spans)
         tails = list(itertools.chain.from_iterable(span.tails for span in spans))
         depths = list(itertools.chain.from_iterable(span.depths for span in spans))
         deepest = max(depths)
-        if deepest >= pool.depth:
-            raise ValueError(f"tail entry {deepest} does not fit tails of {pool.depth} tokens")
         device = pool.data.device
         entries = torch.tensor(depths, device=device)
         self.length = deepest + 1

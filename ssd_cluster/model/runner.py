@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ssd_cluster.config import ModelSettings
 from ssd_cluster.errors import CheckpointError, ConfigError
-from ssd_cluster.model.attention import attention_backend
 from ssd_cluster.model.batch import ForwardBatch
 from ssd_cluster.model.checkpoint import Checkpoint, open_checkpoint, resolve_checkpoint
+from ssd_cluster.model.cpu_kernels import attention, cpu_kernels, row_ops
 from ssd_cluster.model.decoder import Decoder
 from ssd_cluster.model.decoder_config import DecoderConfig, parse_config
 from ssd_cluster.model.device import pin_thread, resolve_device, resolve_dtype, set_threads
@@ -181,13 +181,14 @@ def load_part(
     tails = None
     if tail_slots and tail_depth:
         tails = TailPool(tail_slots, tail_depth, config.n_layers, config.n_kv_heads, config.head_dim, device)
-    attention = attention_backend(settings.attention)(config, kv, tails)
+    kernels = cpu_kernels(settings, dtype, device)
+    backend = attention(settings.attention, kernels, config, kv, tails)
     if device.type == "cpu" and weights.embedding.table.nbytes >= HUGE_PAGE:  # smaller models stay in the caches
         use_huge_pages()
     return RunnerParts(
         settings,
         config,
-        Decoder(config, weights, attention, max_context),
+        Decoder(config, weights, backend, max_context, row_ops(kernels)),
         kv,
         max_context=max_context,
         pool=pool,

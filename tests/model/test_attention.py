@@ -1,24 +1,37 @@
-"""The sdpa backend against attention written out over everything at once, in float64."""
+"""The sdpa backend, in torch and with the compiled kernel, against attention written out in float64."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from support.attention import ASCENDING, SCATTERED, SPANS, TREES, config, inputs, memory
+from support.compiled import compiled
 
 from ssd_cluster.errors import ConfigError
 from ssd_cluster.model.attention import attention_backend
 from ssd_cluster.model.batch import CausalSpan, ForwardBatch, TreeSpan
+from ssd_cluster.model.compiled_attention import CompiledAttention
 from ssd_cluster.model.decoder_config import DecoderConfig
 from ssd_cluster.model.partial import attend_lse, attend_lse_dense
 from ssd_cluster.model.sdpa import SdpaAttention
 
+Make = Callable[..., SdpaAttention]
 
-def backend(shape: DecoderConfig, dtype: torch.dtype = torch.float32, tail_depth: int = 4) -> SdpaAttention:
-    return SdpaAttention(*memory(shape, dtype, tail_depth))
+
+@pytest.fixture(params=["torch", "compiled"])
+def backend(request: pytest.FixtureRequest) -> Make:
+    """Makes backends of a shape: (shape, dtype, tail_depth)."""
+    kernels = compiled() if request.param == "compiled" else None
+
+    def make(shape: DecoderConfig, dtype: torch.dtype = torch.float32, tail_depth: int = 4) -> SdpaAttention:
+        arguments = memory(shape, dtype, tail_depth)
+        return SdpaAttention(*arguments) if kernels is None else CompiledAttention(*arguments, kernels)
+
+    return make
 
 
 def dense(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -53,7 +66,9 @@ def dense_tree(attention: SdpaAttention, span: TreeSpan, q: torch.Tensor, layer:
 @pytest.mark.parametrize("table", [ASCENDING, SCATTERED], ids=["ascending", "scattered"])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(6, 2), (4, 4), (4, 1)])
 @pytest.mark.parametrize(("start", "n"), [(0, 1), (0, 7), (0, 40), (13, 1), (13, 5), (3, 40)])
-def test_causal_span_equals_dense(table: list[int], heads: int, kv_heads: int, start: int, n: int) -> None:
+def test_causal_span_equals_dense(
+    backend: Make, table: list[int], heads: int, kv_heads: int, start: int, n: int
+) -> None:
     shape = config(heads, kv_heads)
     attention = backend(shape)
     q, kv = inputs(shape, n)
@@ -71,7 +86,7 @@ def test_causal_span_equals_dense(table: list[int], heads: int, kv_heads: int, s
 @pytest.mark.parametrize(("heads", "kv_heads"), [(6, 2), (4, 4), (4, 1)])
 @pytest.mark.parametrize(("visible", "depths"), TREES)
 def test_tree_cascade_equals_dense_mask(
-    table: list[int], heads: int, kv_heads: int, visible: list[int], depths: list[int]
+    backend: Make, table: list[int], heads: int, kv_heads: int, visible: list[int], depths: list[int]
 ) -> None:
     shape = config(heads, kv_heads)
     attention = backend(shape)
@@ -86,7 +101,7 @@ def test_tree_cascade_equals_dense_mask(
 
 
 @pytest.mark.parametrize("kinds", [CausalSpan, TreeSpan, (CausalSpan, TreeSpan)], ids=["causal", "tree", "mixed"])
-def test_batch_equals_its_spans_alone(kinds: Any) -> None:
+def test_batch_equals_its_spans_alone(backend: Make, kinds: Any) -> None:
     """Sequences of few rows run together, padded; single rows and long spans run apart; the order stays."""
     shape = config()
     spans = [span for span in SPANS if isinstance(span, kinds)]
@@ -114,7 +129,7 @@ def test_partial_attention_written_out_equals_the_kernel() -> None:
         torch.testing.assert_close(fast[1], written[1], rtol=0, atol=1e-5)
 
 
-def test_bfloat16_tree_is_near_dense() -> None:
+def test_bfloat16_tree_is_near_dense(backend: Make) -> None:
     shape = config()
     attention = backend(shape, torch.bfloat16)
     q, kv = inputs(shape, 3, torch.bfloat16)
@@ -124,7 +139,7 @@ def test_bfloat16_tree_is_near_dense() -> None:
     torch.testing.assert_close(out.float(), dense_tree(attention, span, q, 0), rtol=0, atol=0.03)
 
 
-def test_what_does_not_fit_is_refused_before_anything_is_written() -> None:
+def test_what_does_not_fit_is_refused_before_anything_is_written(backend: Make) -> None:
     attention = backend(config())
     before = attention.kv.data.clone()
     with pytest.raises(ValueError, match="17 positions do not fit a block table of 2 blocks"):
@@ -133,9 +148,9 @@ def test_what_does_not_fit_is_refused_before_anything_is_written() -> None:
         attention.plan(ForwardBatch([TreeSpan([0], [0], [0], [0], [0])]))
     with pytest.raises(ValueError, match="tail entry 4 does not fit tails of 4"):
         attention.plan(ForwardBatch([TreeSpan([0], [0], [3], [0], [4])]))
-    without = SdpaAttention(attention.config, attention.kv, None)
+    attention.tails = None
     with pytest.raises(ValueError, match="without any"):
-        without.plan(ForwardBatch([TreeSpan([0], [0], [3], [0], [0])]))
+        attention.plan(ForwardBatch([TreeSpan([0], [0], [3], [0], [0])]))
     assert torch.equal(attention.kv.data, before)
 
 

@@ -11,6 +11,7 @@ from support.model import load, random_tokens, run_whole
 from support.tiny import make_checkpoint
 
 from ssd_cluster.config import DType
+from ssd_cluster.model.batch import CausalSpan, ForwardBatch
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -54,13 +55,20 @@ def oracle(folder: Path, tokens: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize("case", CASES)
 def test_logits_equal_transformers(case: str, tmp_path: Path) -> None:
+    """In torch alone and with compiled kernels; of 150 tokens at once, and with the last four as decoding runs them."""
     folder = make_checkpoint(tmp_path, **CASES[case])
     tokens = random_tokens(150)
-    logits = run_whole(load(folder), tokens)
     expected = oracle(folder, tokens)
-    assert logits.dtype == torch.float32
-    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
     assert expected.std() > 1
+    for cpu_kernels in ("off", "auto"):
+        runner = load(folder, cpu_kernels=cpu_kernels)
+        logits = run_whole(runner, tokens)
+        assert logits.dtype == torch.float32
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
+        table = runner.pool.allocate(10)
+        runner.forward(ForwardBatch([CausalSpan(tokens[:146], 0, table, 146)]))
+        last = runner.forward(ForwardBatch([CausalSpan(tokens[146:], 146, table)]))
+        torch.testing.assert_close(last, expected[146:], rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("scaling", [{"type": "linear", "factor": 2.0}, LLAMA3, YARN])

@@ -25,9 +25,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("tiny"), family="qwen3", layers=2)
 
 
-@pytest.fixture
-def runner(folder: Path) -> ModelRunner:
-    return load(folder, tail_slots=8, tail_depth=4)
+@pytest.fixture(params=["off", "auto"])
+def runner(folder: Path, request: pytest.FixtureRequest) -> ModelRunner:
+    """In torch alone, and with compiled kernels where a compiler is installed."""
+    return load(folder, tail_slots=8, tail_depth=4, cpu_kernels=request.param)
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
@@ -142,7 +143,8 @@ def test_tree_rows_equal_each_branch_run_as_its_own_sequence(runner: ModelRunner
     close(runner.forward(ForwardBatch([CausalSpan(prefix[36:], 36, table)])), run_whole(runner, prefix)[36:])
 
 
-def test_bfloat16_takes_every_kind_of_span(folder: Path) -> None:
+@pytest.mark.parametrize("cpu_kernels", ["off", "auto"])
+def test_bfloat16_takes_every_kind_of_span(folder: Path, cpu_kernels: str) -> None:
     runner = load(folder, tail_slots=2, tail_depth=2, dtype=DType.BFLOAT16)
     tokens = random_tokens(20)
     spans = [CausalSpan(tokens, 0, [3, 1]), TreeSpan([5, 6], [3, 1], [20, 18], [0, 1], [0, 0])]

@@ -1,0 +1,7 @@
+"""Kernels in C for a CPU that runs few rows at a time; the eager path of the models is their reference."""
+
+from ssd_kernels.cpu.attention import HEAD_MULTIPLE, PagedAttention, Rows
+from ssd_kernels.cpu.build import build
+from ssd_kernels.cpu.library import CpuKernels
+
+__all__ = ["HEAD_MULTIPLE", "CpuKernels", "PagedAttention", "Rows", "build"]

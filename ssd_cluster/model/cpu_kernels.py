@@ -1,0 +1,58 @@
+"""Whether this process runs the compiled CPU kernels: loaded (and compiled, the first time) and checked, or not."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from pathlib import Path
+
+import torch
+from ssd_kernels.backends import KernelUnavailable
+from ssd_kernels.cpu import CpuKernels
+
+from ssd_cluster.config import ModelSettings, cache_dir
+from ssd_cluster.model.attention import AttentionBackend, attention_backend
+from ssd_cluster.model.compiled_attention import CompiledAttention, agrees
+from ssd_cluster.model.decoder_config import DecoderConfig
+from ssd_cluster.model.kv import PagedKV, TailPool
+from ssd_cluster.model.row_ops import CompiledRowOps, EagerRowOps, RowOps, agree
+
+log = logging.getLogger(__name__)
+
+
+def cpu_kernels(settings: ModelSettings, dtype: torch.dtype, device: torch.device) -> CpuKernels | None:
+    """The kernels for a model with these settings, or None: it runs in torch. The log says so if it was to run them."""
+    if device.type != "cpu" or settings.cpu_kernels == "off":
+        return None
+    try:
+        return _checked(cache_dir(), dtype)
+    except KernelUnavailable as reason:
+        log.warning("the model runs without compiled CPU kernels: %s", reason)
+        return None
+
+
+@functools.lru_cache(maxsize=4)
+def _checked(folder: Path, dtype: torch.dtype) -> CpuKernels:
+    kernels = CpuKernels(folder)
+    if not agree(CompiledRowOps(kernels), EagerRowOps(), dtype) or not agrees(kernels, dtype):
+        raise KernelUnavailable("they compute something else than torch here")
+    return kernels
+
+
+def row_ops(kernels: CpuKernels | None) -> RowOps:
+    """The operations between linear layers."""
+    return EagerRowOps() if kernels is None else CompiledRowOps(kernels)
+
+
+def attention(
+    name: str, kernels: CpuKernels | None, config: DecoderConfig, kv: PagedKV, tails: TailPool | None
+) -> AttentionBackend:
+    """The backend of a name; ``sdpa`` with the compiled kernel where there is one for the model.
+
+    Raises:
+        ConfigError: there is no such backend.
+    """
+    backend = attention_backend(name)
+    if name == "sdpa" and kernels is not None and CompiledAttention.fits(config):
+        return CompiledAttention(config, kv, tails, kernels)
+    return backend(config, kv, tails)
