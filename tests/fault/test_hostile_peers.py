@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from support.certificates import write_secrets
 from support.engine_pair import draft_settings
 from support.equality import assert_same
+from support.intruder import Intruder
 from support.links import commit_row
 from support.target_rig import Client, Rig, assert_clean, connect, drain, request, run, submit
 from support.tiny import make_checkpoint, perturb
@@ -19,12 +19,10 @@ from support.tiny import make_checkpoint, perturb
 from ssd_cluster.config import LinkSettings
 from ssd_cluster.config_link import TargetLimits
 from ssd_cluster.draft.launcher import DraftProcess
-from ssd_cluster.link.codec import decode_to_target, encode
 from ssd_cluster.link.grpc_backend import connect as connect_grpc
-from ssd_cluster.link.grpc_transport import PATH
-from ssd_cluster.link.limits import MAX_INVALID_FRAMES, Limits
+from ssd_cluster.link.limits import MAX_INVALID_FRAMES
 from ssd_cluster.link.loop import LinkLoop
-from ssd_cluster.link.messages import CommitBatch, Hello, Message, Nack, NackCode, Open
+from ssd_cluster.link.messages import CommitBatch, Hello, NackCode, Open
 from ssd_cluster.link.stream import Inbox, Stream
 from ssd_cluster.target.engine import TargetEngine
 from ssd_cluster.types import Mode, ProposalKind
@@ -37,45 +35,6 @@ REQUESTS = [
     request(f"r{i}", range(5 + 30 * i, 25 + 30 * i), temperature=temperature, seed=i, max_tokens=200, ignore_eos=True)
     for i, temperature in enumerate((0.0, 0.9))
 ]
-
-
-class Intruder:
-    """A bare gRPC client that sends whatever bytes it is told to."""
-
-    def __init__(self, endpoint: str, token: str | None = TOKEN) -> None:
-        options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
-        metadata = () if token is None else (("authorization", f"Bearer {token}"),)
-        self._channel = grpc.insecure_channel(endpoint, options=options)
-        self._frames: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self.call = self._channel.stream_stream(PATH)(iter(self._frames.get, None), metadata=metadata)
-
-    def send(self, *frames: bytes | Message) -> None:
-        for frame in frames:
-            self._frames.put(frame if isinstance(frame, bytes) else encode(frame))
-
-    def ended(self) -> grpc.StatusCode:
-        """The status with which the draft ends the call; answers before that are read and dropped."""
-        try:
-            for _ in self.call:
-                continue
-        except grpc.RpcError:
-            pass
-        code: grpc.StatusCode = self.call.code()
-        return code
-
-    def nacks(self, n: int) -> list[Nack]:
-        """The first ``n`` refusals."""
-        found: list[Nack] = []
-        while len(found) < n:
-            message = decode_to_target(next(self.call), Limits())
-            if isinstance(message, Nack):
-                found.append(message)
-        return found
-
-    def close(self) -> None:
-        self._frames.put(None)
-        self.call.cancel()
-        self._channel.close()
 
 
 class Scene:
