@@ -12,8 +12,10 @@ from ssd_cluster.types import Mode
 
 FIGURES = ("capacity", "sharing", "overload", "latency")
 SMALL, BIG = "small", "big"
-ROOMY, TIGHT = "roomy", "tight"
-"""Drafts: with the row credit that was asked for, and with a tenth of what the overload's targets want."""
+ROOMY = "roomy"
+WITHIN, OBEYED, EXCEEDED = "within credit", "obeyed", "exceeded"
+"""Drafts. The last three serve one cell of the overload each, so that the longest their queues have been is of that."""
+TIGHT = (OBEYED, EXCEEDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +77,9 @@ def overload(targets: int, batch: int) -> list[Cell]:
     return [
         Cell("overload", "ar", crowd(Mode.AR)),
         Cell("overload", "fallback only", crowd(linked=False)),
-        Cell("overload", "within credit", crowd()),
-        Cell("overload", f"{GREED}x, told of it", crowd(), TIGHT),
-        Cell("overload", f"{GREED}x, asked all the same", crowd(client=Client.GREEDY), TIGHT),
+        Cell("overload", "within credit", crowd(), WITHIN),
+        Cell("overload", f"{GREED}x wanted, credit obeyed", crowd(), OBEYED),
+        Cell("overload", f"{GREED}x asked for", crowd(client=Client.GREEDY), EXCEEDED),
     ]
 
 

@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from statistics import median
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ssd_cluster.bench.columns import aligned
+from ssd_cluster.bench.contest.results import shown, spread
 from ssd_cluster.bench.pool.cells import SMALL, Cell
 from ssd_cluster.bench.pool.measuring import repetition_key
 from ssd_cluster.bench.store import Record, Store
+from ssd_cluster.bench.summary import Spread
 
 FALL = 0.1
 """A draft carries sequences, and is shared well, while hit rates fall by less than this share."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Median, least and most over the repetitions."""
-
-    median: float
-    least: float
-    most: float
-
-    def text(self, form: str = "{:.3f}") -> str:
-        """``median (least-most)``."""
-        return f"{form.format(self.median)} ({form.format(self.least)}-{form.format(self.most)})"
-
-    def as_json(self) -> dict[str, float]:
-        return {"median": self.median, "min": self.least, "max": self.most}
 
 
 Figure = Callable[[Record], float | None]
@@ -45,7 +30,7 @@ class Measured:
     def spread(self, figure: Figure) -> Spread | None:
         """A figure over the repetitions; None where no repetition has it."""
         values = [value for record in self.records if (value := figure(record)) is not None]
-        return Spread(median(values), min(values), max(values)) if values else None
+        return spread(values) if values else None
 
     def of(self, name: str, figure: Callable[[Sequence[Record]], float | None]) -> Spread | None:
         """A figure of the targets of this name only."""
@@ -131,8 +116,7 @@ def table(measured: Sequence[Measured], names: Sequence[str], first: str) -> str
         cells = [one.cell.name]
         for name in names:
             figure, form = COLUMNS[name]
-            spread = one.spread(figure)
-            cells.append("-" if spread is None else spread.text(form))
+            cells.append(shown(one.spread(figure), form))
         rows.append(cells)
     return aligned(rows)
 
@@ -168,5 +152,5 @@ def peaks(measured: Measured) -> dict[str, int]:
     return found
 
 
-def _json(spread: Spread | None) -> dict[str, float] | None:
-    return spread.as_json() if spread is not None else None
+def _json(found: Spread | None) -> dict[str, float] | None:
+    return asdict(found) if found is not None else None

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
+from dataclasses import asdict
 from typing import Any
 
 from ssd_cluster.bench.columns import aligned
+from ssd_cluster.bench.contest.results import shown, spread
 from ssd_cluster.bench.pool.cells import SMALL
 from ssd_cluster.bench.pool.clients import Client
-from ssd_cluster.bench.pool.tables import FALL, Figure, Measured, Spread, hits_per_round, peaks, slowest, speed
+from ssd_cluster.bench.pool.tables import FALL, Figure, Measured, hits_per_round, peaks, slowest, speed
 from ssd_cluster.bench.store import Record
+from ssd_cluster.bench.summary import Spread
 
 LEAST_OF_AR = 0.95
 MOST_PUSH_LOSS = 0.05
+_SHARE = "{:.3f}"
 
 
 def ratio(one: Measured, base: Measured, figure: Figure) -> Spread | None:
     """A figure by that of another cell of the same repetition."""
     pairs = [(figure(a), figure(b)) for a, b in zip(one.records, base.records, strict=False)]
     values = [a / b for a, b in pairs if a is not None and b]
-    return Spread(median(values), min(values), max(values)) if values else None
+    return spread(values) if values else None
 
 
 def carried(measured: Sequence[Measured]) -> tuple[int, bool] | None:
@@ -58,8 +61,8 @@ def of_sharing(measured: Sequence[Measured]) -> list[str]:
     rows: list[Sequence[str]] = [("small target", "hits per round", "tokens/s")]
     for one in measured:
         hits, speeds = one.spread(_of_small), one.of(SMALL, speed)
-        rows.append((one.cell.name, hits.text() if hits else "-", speeds.text("{:.1f}") if speeds else "-"))
-    fell, most = 100 * (1 - left.median), 100 * (1 - left.least)
+        rows.append((one.cell.name, shown(hits, _SHARE), shown(speeds)))
+    fell, most = 100 * (1 - left.median), 100 * (1 - left.min)
     word = "holds" if fell < 100 * FALL else "does not hold"
     line = f"its hits per round fell by {fell:.1f} % (at most {most:.1f} % in a repetition; less than"
     return [aligned(rows), f"{line} {100 * FALL:.0f} % {word})"]
@@ -76,11 +79,11 @@ def of_overload(measured: Sequence[Measured]) -> list[str]:
         worst = ratio(one, plain, lambda record: slowest(record["targets"]))
         most = peaks(one)
         queues = [str(most.get(name, "-")) for name in ("messages", "rows", "sessions", "unsent")]
-        rows.append((one.cell.name, _text(every), _text(worst), *queues))
-    least = min((r.least for one in others if (r := ratio(one, plain, _slowest)) is not None), default=0.0)
+        rows.append((one.cell.name, shown(every, _SHARE), shown(worst, _SHARE), *queues))
+    least = min((r.min for one in others if (r := ratio(one, plain, _slowest)) is not None), default=0.0)
     word = "holds" if least >= LEAST_OF_AR else "does not hold"
     line = f"slowest target in any repetition: {100 * least:.1f} % of ar (at least {100 * LEAST_OF_AR:.0f} % {word})"
-    return [aligned(rows), "queues: the longest since the draft started", line]
+    return [aligned(rows), "queues: the longest in all repetitions", line]
 
 
 def of_latency(measured: Sequence[Measured]) -> list[str]:
@@ -94,11 +97,11 @@ def of_latency(measured: Sequence[Measured]) -> list[str]:
         rows.append(
             (
                 f"{ms:g} ms",
-                _text(push.spread(_speed), "{:.1f}"),
-                _text(kept[0]),
-                _text(pull.spread(_speed), "{:.1f}"),
-                _text(kept[1]),
-                _text(ratio(push, pull, _speed)),
+                shown(push.spread(_speed)),
+                shown(kept[0], _SHARE),
+                shown(pull.spread(_speed)),
+                shown(kept[1], _SHARE),
+                shown(ratio(push, pull, _speed), _SHARE),
             )
         )
         if ms == 1 and kept[0] is not None:
@@ -116,7 +119,7 @@ def as_json(figure: str, measured: Sequence[Measured]) -> dict[str, Any]:
     base = measured[0]
     of = {"sharing": _of_small, "overload": _slowest, "latency": _speed}[figure]
     ratios = {one.cell.name: ratio(one, base, of) for one in measured[1:]}
-    return {f"by {base.cell.name}": {name: r.as_json() for name, r in ratios.items() if r is not None}}
+    return {f"by {base.cell.name}": {name: asdict(r) for name, r in ratios.items() if r is not None}}
 
 
 def _client(one: Measured) -> Client | None:
@@ -134,7 +137,3 @@ def _slowest(record: Record) -> float | None:
 
 def _of_small(record: Record) -> float | None:
     return hits_per_round([t for t in record["targets"] if t["name"] == SMALL])
-
-
-def _text(spread: Spread | None, form: str = "{:.3f}") -> str:
-    return "-" if spread is None else spread.text(form)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from ssd_cluster.bench.pool.cells import ROOMY, TIGHT, Cell
+from ssd_cluster.bench.pool.cells import ROOMY, TIGHT, WITHIN, Cell
 from ssd_cluster.bench.pool.clients import GREED
 from ssd_cluster.bench.pool.crowd import World
 from ssd_cluster.bench.pool.outcomes import read_outcomes
@@ -70,7 +70,7 @@ def build_world(arguments: argparse.Namespace, targets: tuple[int, ...]) -> Worl
 def drafts_of(
     arguments: argparse.Namespace, world: World, cells: Sequence[Cell], cores: tuple[int, ...]
 ) -> dict[str, DraftSettings]:
-    """The drafts that cells name: one with the row credit asked for, one with too little for the overload's targets."""
+    """Settings of the drafts that cells name; the tight ones grant a tenth of what the overload's targets want."""
     longest = max(len(text.prompt) + len(text.output) for text in world.outcomes.texts) + _SPARE_TOKENS
     sequences = max(cell.sequences for cell in cells)
     held = max(len(cell.plans) * max(plan.batch for plan in cell.plans) for cell in cells)
@@ -89,7 +89,7 @@ def drafts_of(
         max_step_rows=arguments.max_step_rows,
     )
     tight = roomy.model_copy(update={"row_credit": max(1, wanted // GREED)})
-    return {ROOMY: roomy, TIGHT: tight}
+    return {ROOMY: roomy, WITHIN: roomy, **dict.fromkeys(TIGHT, tight)}
 
 
 def _one_temperature(text: str) -> float:
