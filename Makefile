@@ -6,13 +6,14 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup run test check format proto bench record-oracle clean
+.PHONY: help setup run test check format proto bench bench-pool record-oracle clean
 
 help:
 	@echo "make run            serve SmolLM2-135M-Instruct on http://127.0.0.1:8000 (PORT=, CONFIG= change that)"
 	@echo "make test           run the tests"
 	@echo "make check          lint, types, import law"
 	@echo "make bench          measure ar, sd and ssd on this machine (PROMPTS=FILE.jsonl)"
+	@echo "make bench-pool     load one draft with many replayed targets: capacity, sharing, overload, latency (10 minutes)"
 	@echo "make setup          everything a developer needs in .venv"
 
 $(BIN)/python:
@@ -54,6 +55,10 @@ proto: $(VENV)/.dev
 PROMPTS ?= tests/data/prompts.jsonl
 bench: $(VENV)/.runtime
 	$(BIN)/ssd-cluster bench --modes ar,sd,ssd --prompts $(PROMPTS) --limit 20 --max-tokens 128 --temperature 0 --batch 1 --json out/bench.json
+
+bench-pool: $(VENV)/.runtime
+	$(BIN)/ssd-cluster bench pool --record out/outcomes.json --prompts $(PROMPTS) --limit 24 --max-tokens 96 --temperature 0,1
+	$(BIN)/ssd-cluster bench pool --outcomes out/outcomes.json --json out/pool.json --plot out/pool.png
 
 record-oracle: $(VENV)/.dev
 	$(BIN)/python tests/support/record_oracle.py tests/data/oracle_smollm2.json

@@ -36,7 +36,7 @@ class Peer:
         sessions: by session id.
         graves: ended sessions: (newest epoch that is known to have ended, whether an Open of that epoch is void too).
         load: the newest Load sent.
-        early_s: mean time by which outcomes come before they were expected (0 for those that come later).
+        early_s: mean time by which outcomes come before their blocks were due (0 for those that come later).
         counted: bytes sent, bytes received and invalid frames of the stream that metrics have already.
     """
 
@@ -59,7 +59,7 @@ class Peer:
             return
 
     def outcome_came(self, due_s: float, now: float) -> None:
-        """An outcome that was expected at ``due_s`` is here: its blocks had to be there before it."""
+        """An outcome is here whose block had to leave by ``due_s``: if that is still to come, blocks leave too late."""
         self.early_s += _EARLY_RATE * (max(0.0, due_s - now) - self.early_s)
 
     def bury(self, session: int, epoch: int, *, void: bool) -> None:

@@ -119,3 +119,12 @@ def test_a_chain_that_takes_too_long_comes_as_far_as_it_is() -> None:
     assert patient.wait_ms == pytest.approx(40, rel=0.15)
     assert hasty.wait_ms <= 20
     assert 1 < hasty.tokens_per_round < patient.tokens_per_round
+
+
+def test_an_unfinished_tree_leaves_a_round_trip_early() -> None:
+    """Glue and eight steps of 2 ms do not fit beside both ways of 2 ms into a verification of 20 ms; seven do."""
+    far = simulate(settings_of(BASE | {"k": 8, "batch": 8, "one_way_ms": 2, "miss_policy": "never_wait"}))
+    near = simulate(settings_of(BASE | {"k": 8, "batch": 8, "miss_policy": "never_wait"}))
+    assert (far.late_rate or 0) < 0.05
+    assert (far.hit_rate or 0) > 0.9 * (near.hit_rate or 0)
+    assert 1.5 < far.tokens_per_round < near.tokens_per_round
