@@ -116,7 +116,8 @@ def _replay(arguments: argparse.Namespace) -> int:
             measuring.run(cells, arguments.repetitions, store)
             measured[figure] = collect(cells, arguments.repetitions, store)
             _print(figure, measured[figure])
-    store.extra = {"machine": machine(), "figures": _as_json(measured)}
+    before = store.extra.get("figures", {})
+    store.extra = {"machine": machine(), "figures": before | _as_json(measured)}
     store.write()
     if arguments.plot is not None:
         from ssd_cluster.bench.pool.drawing import draw
@@ -166,7 +167,7 @@ def _print(figure: str, measured: Sequence[Measured]) -> None:
     from ssd_cluster.bench.pool import tables, verdicts
 
     shared = ("tokens/s per sequence", "hits per round", "late", "tokens/round", "round ms", "overhead ms")
-    load = ("targets' CPU", "draft busy", "rows/step", "refused")
+    load = ("targets' CPU", "draft busy", "rows/step", "step ms", "refused")
     say = {
         "capacity": ("sequences", verdicts.of_capacity),
         "sharing": ("small target", verdicts.of_sharing),

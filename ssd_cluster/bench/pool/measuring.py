@@ -128,8 +128,10 @@ def _draft_record(before: Mapping[str, Any], after: Mapping[str, Any]) -> Record
         return float(sum(after["metrics"][name] - before["metrics"].get(name, 0.0) for name in names))
 
     steps = grown("ssd:draft_steps_total")
+    seconds = grown("ssd:draft_step_seconds_total")
     return {
-        "busy": grown("ssd:draft_step_seconds_total") / (after["at"] - before["at"]),
+        "busy": seconds / (after["at"] - before["at"]),
+        "step_ms": 1e3 * seconds / steps if steps else 0.0,
         "rows_per_step": grown(_ROWS) / steps if steps else 0.0,
         "refused": grown(_NACKS),
         "lateness": after["snapshot"]["lateness"],

@@ -105,6 +105,7 @@ COLUMNS: dict[str, tuple[Figure, str]] = {
     "targets' CPU": (lambda record: record["targets_cpu"], "{:.2f}"),
     "draft busy": (_of_draft("busy"), "{:.2f}"),
     "rows/step": (_of_draft("rows_per_step"), "{:.1f}"),
+    "step ms": (_of_draft("step_ms"), "{:.1f}"),
     "refused": (_of_draft("refused"), "{:.0f}"),
 }
 

@@ -41,7 +41,7 @@ def outcomes(pair: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) ->
 
 def replay(outcomes: Path, draft: str, *more: str) -> list[str]:
     command = ["bench", "pool", "--outcomes", str(outcomes), "--draft", draft, "--dtype", "float32", *more]
-    command += ["--verify-ms", "10", "--k", "3", "--rows", "6", "--warm-up", "0.2", "--seconds", "0.6"]
+    command += ["--verify-ms", "20", "--k", "3", "--rows", "6", "--warm-up", "0.2", "--seconds", "0.6"]
     return [*command, "--target-cores", CORE, "--draft-cores", CORE]
 
 

@@ -27,7 +27,15 @@ def record(cell: Cell, tokens: float = 100.0, hits: int = 70, late: int = 0, **p
         }
         for plan in cell.plans
     ]  # fmt: skip
-    draft = {"busy": 0.5, "rows_per_step": 20.0, "refused": 2.0, "lateness": 0.1, "sessions": 1, "peaks": peak}
+    draft = {
+        "busy": 0.5,
+        "rows_per_step": 20.0,
+        "step_ms": 8.0,
+        "refused": 2.0,
+        "lateness": 0.1,
+        "sessions": 1,
+        "peaks": peak,
+    }
     return {"targets": targets, "targets_cpu": 0.25, "draft": draft if cell.linked else None}
 
 
