@@ -50,7 +50,7 @@ class DraftEngine:
     Args:
         runner: the draft model, loaded with tail slots (``row_credit`` of them) of depth ``k_max``.
         settings: limits and credits.
-        inbox: receives (stream, message) pairs of all targets.
+        inbox: receives (stream, message) pairs of all targets; on the same clock as this engine.
         tokenizer_hash: of the draft's tokenizer; compared at Hello.
         vocabulary: number of ids that the tokenizer knows.
         metrics: counters; a new set if None.
@@ -157,9 +157,9 @@ class DraftEngine:
     def step(self) -> bool:
         """Take in messages, run at most one forward, push what is due; False if there was nothing to do."""
         now = self._clock()
-        received = self._inbox.drain()
-        for stream, message in received:
-            self._service.handle(stream, message, now)
+        received = self._inbox.drain_timed()
+        for stream, message, arrived in received:
+            self._service.handle(stream, message, arrived)
         self._begin_rounds(now)
         pulled, self._service.pulled = list(self._service.pulled), {}
         self._publisher.publish(pulled, now, force=True)

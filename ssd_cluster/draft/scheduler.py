@@ -102,20 +102,24 @@ class Scheduler:
             by_target.setdefault(demand.target, []).append(demand)
         wanted = {target: sum(d.rows for d in rows) for target, rows in by_target.items()}
         shares = wanted if sum(wanted.values()) <= budget else self._split(wanted, budget)
-        grants: list[tuple[Demand[S], int]] = []
-        for target in sorted(by_target, key=lambda t: min(d.urgency for d in by_target[t])):
-            share = shares[target]
-            for demand in sorted(by_target[target], key=lambda d: d.urgency):
-                rows = min(demand.rows, share, budget)
-                if rows < demand.least:
-                    rows = demand.least if share > 0 and demand.least <= budget else 0
-                if rows:
-                    grants.append((demand, rows))
-                    share, budget = share - rows, budget - rows
-        if not grants and alone:
+        order = sorted(by_target, key=lambda t: min(d.urgency for d in by_target[t]))
+        granted: dict[int, tuple[Demand[S], int]] = {}
+        # First what fits the shares, so that a span that does not is never granted out of another target's share.
+        for within in (True, False):
+            for target in order:
+                for demand in sorted(by_target[target], key=lambda d: d.urgency):
+                    if id(demand) in granted or not shares[target]:
+                        continue
+                    rows = min(demand.rows, shares[target], budget)
+                    if rows < demand.least:
+                        rows = 0 if within or demand.least > budget else demand.least
+                    if rows:
+                        granted[id(demand)] = demand, rows
+                        shares[target], budget = max(0, shares[target] - rows), budget - rows
+        if not granted and alone:
             first = min(demands, key=lambda d: d.urgency)
-            grants.append((first, max(first.least, min(first.rows, budget))))
-        return grants
+            return [(first, max(first.least, min(first.rows, budget)))]
+        return list(granted.values())
 
     def _split(self, wanted: Mapping[str, int], budget: int) -> dict[str, int]:
         """Integer shares: rows go one by one to the target with the least weighted service that wants more."""

@@ -83,7 +83,7 @@ class DraftService:
         self._limits = OpenLimits(own.max_context, own.vocabulary, own.k_max, settings.link.law_limit)
 
     def handle(self, stream: Stream, message: Message | StreamClosed, now: float) -> None:
-        """Apply one message; whatever does not fit is dropped and counted."""
+        """Apply one message that arrived at ``now``; whatever does not fit is dropped and counted."""
         if isinstance(message, StreamClosed):
             self._closed(stream, message.reason)
             return

@@ -47,6 +47,15 @@ def test_what_exists_leaves_before_the_step_that_would_cross_the_deadline() -> N
     assert rig.count("ssd:draft_blocks_total", completeness="partial") >= 1
 
 
+def test_what_is_due_counts_from_arrival_not_from_the_step_that_takes_it_in() -> None:
+    rig, target = opened()
+    target.commit(3, (9,), due_us=35_000)
+    rig.clock.advance(0.012)  # a forward was running
+    rig.settle()
+    # Glue ends at 22 ms, rows at 32, 42 and 52 ms: the first that would end after 35 ms finds depth 1.
+    assert depths(target.blocks()[0]) == [1] * 6
+
+
 def test_overdue_tree_is_pushed_after_every_step() -> None:
     rig, target = opened()
     target.commit(3, (9,), due_us=0)

@@ -68,6 +68,15 @@ def test_targets_share_a_full_step_by_weight() -> None:
     assert weighted["b"] == 4
 
 
+def test_a_span_that_does_not_fit_its_targets_share_is_not_taken_out_of_anothers() -> None:
+    """Three spans of 6 have a share of 14 of 20, and come first by their deadlines: the small target keeps its 6."""
+    crowd = [Demand(f"a{i}", "a", RowKind.TREE, 6, 6, 0.1) for i in range(3)]
+    small = Demand("b", "b", RowKind.TREE, 6, 6, 0.9)
+    assert grants(Scheduler(20, 256), *crowd, small) == {"a0": 6, "a1": 6, "b": 6}
+    assert grants(Scheduler(24, 256), *crowd, small) == {"a0": 6, "a1": 6, "a2": 6, "b": 6}
+    assert grants(Scheduler(8, 256), *crowd[:1], small) == {"a0": 6}, "what nobody's share covers goes by deadline"
+
+
 def test_small_steps_are_fair_over_time() -> None:
     scheduler = Scheduler(2, 256)
     served: Counter[str] = Counter()

@@ -158,7 +158,7 @@ class Rig:
     def __init__(self, runner: Any = None, clock: FakeClock | None = None, **changes: Any) -> None:
         self.clock = clock or (runner.clock if runner is not None else FakeClock())
         self.runner = runner if runner is not None else ToyRunner(self.clock)
-        self.inbox = Inbox()
+        self.inbox = Inbox(self.clock)
         self.engine = DraftEngine(
             self.runner,
             settings(**changes),

@@ -10,6 +10,7 @@ from ssd_cluster.bench.simulator.events import Timeline
 from ssd_cluster.bench.simulator.messages import Block, Commit
 from ssd_cluster.bench.simulator.settings import SimulationSettings
 from ssd_cluster.draft.scheduler import Demand, RowKind, Scheduler
+from ssd_cluster.draft.shares import fair_shares
 from ssd_cluster.speculation.fanout import make_planner
 from ssd_cluster.speculation.statistics import OutcomeStatistics
 
@@ -55,20 +56,20 @@ class SimulatedDraft:
         self._active: dict[int, Session] = {}
         self._statistics: dict[int, OutcomeStatistics] = {}
         self._early: dict[int, float] = {}
-        self._inbox: list[Commit] = []
+        self._inbox: list[tuple[float, Commit]] = []
         self._running = False
 
     def receive(self, commits: list[Commit]) -> None:
         """A frame has arrived."""
-        self._inbox += commits
+        self._inbox += [(self._timeline.now, commit) for commit in commits]
         if not self._running:
             self._boundary()
 
     def _boundary(self) -> None:
         """Between two forwards."""
         inbox, self._inbox = self._inbox, []
-        for commit in inbox:
-            self._begin(commit)
+        for arrived, commit in inbox:
+            self._begin(commit, arrived)
         grants = self._scheduler.grant([self._demand(session) for session in self._active.values()])
         self._running = bool(grants)
         if not grants:
@@ -80,28 +81,28 @@ class SimulatedDraft:
             self._publish(session, ends)
         self._timeline.at(ends, lambda: self._finish(grants, rows, seconds))
 
-    def _begin(self, commit: Commit) -> None:
+    def _begin(self, commit: Commit, arrived: float) -> None:
         """Apply one commit: learn from its outcome, drop or carry over work, start the next build."""
         session = self._sessions.setdefault(commit.sequence, Session(commit.target))
         old, session.build, carried = session.build, None, 0
         if commit.outcome is not None:
-            carried = self._learn(session, old, commit)
+            carried = self._learn(session, old, commit, arrived)
         if commit.n is None:
-            now = self._timeline.now
-            chain = Chain(commit.sequence, commit.round, commit.k, now + commit.pull_s, now + commit.deadline_s)
+            pull_s, deadline_s = arrived + commit.pull_s, arrived + commit.deadline_s
+            chain = Chain(commit.sequence, commit.round, commit.k, pull_s, deadline_s)
             chain.tokens = min(carried, commit.k)
             session.build = chain
             if chain.done:
                 self._publish(session, self._timeline.now)
         elif commit.rows:
-            session.due_s = self._timeline.now + commit.due_s
+            session.due_s = arrived + commit.due_s
             due = session.due_s - _EARLY_MARGIN * self._early.get(commit.target, 0.0)
             session.build = Tree(commit.sequence, commit.round, commit.n, commit.k, commit.rows, due)
         self._active.pop(commit.sequence, None)
         if session.build is not None and not session.build.done:
             self._active[commit.sequence] = session
 
-    def _learn(self, session: Session, old: Build | None, commit: Commit) -> int:
+    def _learn(self, session: Session, old: Build | None, commit: Commit, arrived: float) -> int:
         """Count the outcome; returns the tokens that were drafted behind it."""
         outcome = commit.outcome
         if outcome is None:
@@ -113,7 +114,7 @@ class SimulatedDraft:
         session.backlog = 0 if glued else session.backlog + 1 + outcome.kept
         if not isinstance(old, Tree):
             return 0
-        early = max(0.0, session.due_s - self._timeline.now)
+        early = max(0.0, session.due_s - arrived)
         mean = self._early.get(session.target, 0.0)
         self._early[session.target] = mean + _EARLY_RATE * (early - mean)
         return old.carried(outcome)
@@ -158,14 +159,14 @@ class SimulatedDraft:
 
     def _allowance(self, session: Session, tree: Tree) -> int:
         """Branches that a tree may have where credits are exceeded, as the draft engine cuts them."""
-        trees = [(one.target, one.build.rows) for one in self._active.values() if isinstance(one.build, Tree)]
-        total = sum(rows for _, rows in trees)
-        mine = sum(rows for target, rows in trees if target == session.target)
-        allowed = tree.rows
-        for wanted, credit in ((total, self._settings.max_step_rows), (mine, self._settings.row_credit)):
-            if wanted > credit:
-                allowed = min(allowed, max(1, tree.rows * credit // wanted))
-        return allowed
+        wanted = {session.target: 0}
+        for one in self._active.values():
+            if isinstance(one.build, Tree):
+                wanted[one.target] = wanted.get(one.target, 0) + one.build.rows
+        mine = max(tree.rows, wanted[session.target])
+        capped = {target: min(rows, self._settings.row_credit) for target, rows in wanted.items()}
+        share = fair_shares(capped, dict.fromkeys(capped, 1.0), self._settings.max_step_rows)[session.target]
+        return tree.rows if share >= mine else max(1, tree.rows * share // mine)
 
     def _publish(self, session: Session, by: float) -> None:
         """Push a build that is complete, was asked for, or falls due at ``by``, and has something new."""
