@@ -108,7 +108,7 @@ def test_capacity_is_where_hits_fall() -> None:
     settings = settings_of(BASE | {"rounds": 150, "warm_up": 30, "step_ms": "1:2/64:4"})
     carried = carried_sequences(settings)
     assert 2 <= carried < 24
-    slower = carried_sequences(settings.model_copy(update={"step_ms": StepTime.parse("1:3/64:6")}))
+    slower = carried_sequences(settings.model_copy(update={"step_ms": StepTime.parse("1:4/64:8")}))
     assert slower < carried
     assert carried_sequences(settings_of(BASE | {"hits": 0, "hits_after_backup": 0})) == 0
 
