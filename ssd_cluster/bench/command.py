@@ -27,6 +27,7 @@ from ssd_cluster.bench.report import table, write_json
 from ssd_cluster.bench.spec import EngineSpec, PairOptions, engine_spec, traced
 from ssd_cluster.bench.summary import ModeResult
 from ssd_cluster.bench.synthetic.options import add_synthetic, headline, round_check, wanted, write_script
+from ssd_cluster.bench.synthetic.script import ScriptFile
 from ssd_cluster.bench.workload import load_prompts
 from ssd_cluster.config import ControllerSettings, DType, FanoutLaw, MissPolicy, SpeculationSettings
 from ssd_cluster.errors import ConfigError
@@ -150,8 +151,12 @@ def _with_script(
     arguments: argparse.Namespace, lineup: list[tuple[str, EngineSpec]], workloads: Sequence[Workload], path: Path
 ) -> list[tuple[str, EngineSpec]]:
     """The same engines with a draft that follows a script, which is recorded first."""
-    plain = engine_spec(Mode.AR, _pair_options(arguments, Mode.AR, 1))
-    write_script(path, plain, workloads, arguments.synthetic_acceptance, arguments.synthetic_hit, progress)
+    most = max(workload.batch for workload in workloads)
+    plain = engine_spec(Mode.AR, _pair_options(arguments, Mode.AR, most))
+    options = [_pair_options(arguments, spec.mode, most) for _, spec in lineup if spec.draft is not None]
+    drafted = {one.speculation.k: engine_spec(Mode.SD, one) for one in options}
+    script = ScriptFile(acceptance=arguments.synthetic_acceptance, hit=arguments.synthetic_hit, texts=())
+    write_script(path, plain, list(drafted.values()), workloads, script, progress)
     return [(name, spec if spec.draft is None else spec.model_copy(update={"script": path})) for name, spec in lineup]
 
 

@@ -97,6 +97,7 @@ class DrawRow:
         guesses: number of guesses wanted.
         exclude: ids that are not to be guessed.
         round_word: of the tree or chain, where the session is of a ratio kind.
+        committed: the session's tokens, not copied.
     """
 
     sampling: SessionSampling
@@ -104,6 +105,7 @@ class DrawRow:
     guesses: int = 0
     exclude: frozenset[int] = frozenset()
     round_word: int | None = None
+    committed: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)

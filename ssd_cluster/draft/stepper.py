@@ -166,7 +166,7 @@ class Stepper:
             return _Run(session, span, [], "prefill", [])
         if isinstance(build, ChainBuild):
             span.logits_from = len(tokens) - 1
-            row = DrawRow(session.sampling, end, round_word=build.ratio_round)
+            row = DrawRow(session.sampling, end, round_word=build.ratio_round, committed=session.tokens)
             return _Run(session, span, [row], "jit", [])
         span.logits_from = session.base_len - 1 - start
         return _Run(session, span, _guess_rows(session, build, span.n_logits), "glue", [])
@@ -205,7 +205,7 @@ def _guess_rows(session: Session, build: TreeBuild, n_rows: int) -> list[DrawRow
     for k in range(n_rows):
         rejected = build.proposal[k : k + 1]
         exclude = session.stop_ids.union(rejected) if rejected else session.stop_ids
-        rows.append(DrawRow(session.sampling, build.base_len + k, build.rows, exclude))
+        rows.append(DrawRow(session.sampling, build.base_len + k, build.rows, exclude, committed=session.tokens))
     return rows
 
 
@@ -219,7 +219,9 @@ def _tree_run(session: Session, build: TreeBuild, pages: SessionPages, rows: int
         tails=[branch.tail if branch.tail is not None else 0 for branch in branches],
         depths=[branch.fed for branch in branches],
     )
+    word, committed = build.ratio_round, session.tokens
     draws = [
-        DrawRow(session.sampling, base + branch.k + 1 + branch.fed, round_word=build.ratio_round) for branch in branches
+        DrawRow(session.sampling, base + branch.k + 1 + branch.fed, round_word=word, committed=committed)
+        for branch in branches
     ]
     return _Run(session, span, draws, "tree", branches)

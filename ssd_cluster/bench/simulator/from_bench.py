@@ -76,7 +76,7 @@ def base_settings(config: Mapping[str, Any], measured: Measured, mode: Mode) -> 
         ConfigError: mode ``sd`` was not measured, which drafting times and acceptance come from.
     """
     entry, plain = measured.modes[mode], measured.modes.get(Mode.AR)
-    k, batch = int(config["k"]), measured.batch
+    k, batch = _lookahead(config, mode), measured.batch
     points: dict[int, float] = {}
     if plain is not None:
         points[batch] = forward_ms(plain)
@@ -99,9 +99,15 @@ def base_settings(config: Mapping[str, Any], measured: Measured, mode: Mode) -> 
     drafted = measured.modes.get(Mode.SD)
     if drafted is None:
         raise ConfigError("the bench file has no mode sd, which drafting times and acceptance come from", param="from")
-    settings["acceptance"] = acceptance_from_tokens(float(drafted["tokens_per_round"]), k)
-    settings["step_ms"] = _step_times(config, drafting_ms(drafted), k)
+    drafted_k = _lookahead(config, Mode.SD)
+    settings["acceptance"] = acceptance_from_tokens(float(drafted["tokens_per_round"]), drafted_k)
+    settings["step_ms"] = _step_times(config, drafting_ms(drafted), drafted_k)
     return settings
+
+
+def _lookahead(config: Mapping[str, Any], mode: Mode) -> int:
+    """K of a mode: ``sd`` may have one of its own."""
+    return int((config.get("sd_k") if mode is Mode.SD else None) or config["k"])
 
 
 def forward_ms(entry: Mapping[str, Any]) -> float:

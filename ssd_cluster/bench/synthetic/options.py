@@ -44,31 +44,37 @@ def wanted(arguments: argparse.Namespace) -> bool:
 
 def write_script(
     path: Path,
-    spec: EngineSpec,
+    plain: EngineSpec,
+    drafted: Sequence[EngineSpec],
     workloads: Sequence[Workload],
-    acceptance: float,
-    hit: float,
+    script: ScriptFile,
     progress: Callable[[str], None],
 ) -> None:
-    """Decode every prompt plainly, once per temperature, and write what was said as a script.
+    """Decode every prompt plainly, write what was said as a script, and add how drafted rounds put it.
+
+    In bfloat16 a verification over k + 1 rows may settle a near tie otherwise than a plain step, and the text goes on
+    from there. What every ``drafted`` engine says with the script so far is therefore recorded too.
 
     Args:
         path: file to write.
-        spec: of mode ``ar``.
+        plain: of mode ``ar``.
+        drafted: in mode ``sd``, one per k that is to be measured.
         workloads: that are to be measured.
-        acceptance, hit: of the script.
+        script: its probabilities.
         progress: told what happens.
     """
-    (engine,) = start_engines([spec], progress)
-    try:
-        texts: list[RecordedText] = []
-        for temperature in dict.fromkeys(workload.temperature for workload in workloads):
-            workload = next(one for one in workloads if one.temperature == temperature)
-            progress(f"recording plain decoding at temperature {temperature:g}")
-            texts += recorded(workload, engine.run(workload.model_copy(update={"keep_text": True, "batch": 1})))
-    finally:
-        engine.close()
-    path.write_text(ScriptFile(acceptance=acceptance, hit=hit, texts=tuple(texts)).model_dump_json(), encoding="utf-8")
+    texts: dict[RecordedText, None] = {}
+    for spec in (plain, *drafted):
+        if texts:
+            spec = spec.model_copy(update={"script": path})
+        (engine,) = start_engines([spec], progress)
+        try:
+            for workload in workloads:
+                progress(f"recording temperature {workload.temperature:g}, batch {workload.batch}")
+                texts |= dict.fromkeys(recorded(workload, engine.run(workload.model_copy(update={"keep_text": True}))))
+        finally:
+            engine.close()
+        path.write_text(script.model_copy(update={"texts": tuple(texts)}).model_dump_json(), encoding="utf-8")
 
 
 def recorded(workload: Workload, record: RunRecord) -> list[RecordedText]:

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from ssd_cluster.bench.synthetic.script import Line, Script, Scripts
+from ssd_cluster.bench.synthetic.script import Line, Reading, Scripts
 from ssd_cluster.draft.sampler import Drawn, DrawRow, RowSampler, SessionSampling
 from ssd_cluster.link.messages import Open
 from ssd_cluster.types import RATIO_KINDS
@@ -26,7 +26,7 @@ class SyntheticSampler(RowSampler):
     def __init__(self, scripts: Scripts, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._scripts = scripts
-        self._of: WeakKeyDictionary[SessionSampling, Script] = WeakKeyDictionary()
+        self._of: WeakKeyDictionary[SessionSampling, Reading] = WeakKeyDictionary()
 
     def session(self, message: Open) -> SessionSampling:
         """See ``RowSampler``.
@@ -37,16 +37,17 @@ class SyntheticSampler(RowSampler):
         if message.kind in RATIO_KINDS:
             raise ValueError("synthetic acceptance is for kind coupled")
         sampling = super().session(message)
-        script = self._scripts.find(message.tokens, message.temperature, message.seed)
-        if script is not None:
-            self._of[sampling] = script
+        found = self._scripts.find(message.tokens, message.temperature, message.seed)
+        if found:
+            self._of[sampling] = Reading(found)
         return sampling
 
     def draw(self, logits: Tensor, rows: Sequence[DrawRow]) -> Drawn:
         """See ``RowSampler``."""
         drawn = super().draw(logits, rows)
         for index, row in enumerate(rows):
-            script = self._of.get(row.sampling)
+            reading = self._of.get(row.sampling)
+            script = reading.script(row.committed) if reading is not None else None
             line = script.line(row.position) if script is not None else None
             if line is None:
                 continue

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from ssd_cluster.bench.simulator.from_bench import calibrated, compare
+from ssd_cluster.bench.simulator.from_bench import base_settings, calibrated, compare, load_bench
 from ssd_cluster.bench.simulator.run import simulate
 from ssd_cluster.bench.simulator.sweep import settings_of
 from ssd_cluster.cli import main
 from ssd_cluster.errors import ConfigError
 from ssd_cluster.speculation.speed import expected_tokens
+from ssd_cluster.types import Mode
 
 GIVEN = ["simulate", "--verify-ms", "20", "--step-ms", "2", "--rounds", "200", "--warm-up", "20"]
 
@@ -45,6 +46,21 @@ def bench_file(tmp_path: Path) -> Path:
     path = tmp_path / "bench.json"
     path.write_text(json.dumps({"config": config, "results": results}))
     return path
+
+
+def test_other_cores_are_left_out_and_sd_may_have_a_k_of_its_own(bench_file: Path) -> None:
+    content = json.loads(bench_file.read_text())
+    wide = bench_entry("ar", 500.0, 1.0, 0.0) | {"name": "ar on 0,1"}
+    content["results"].append(wide)
+    bench_file.write_text(json.dumps(content))
+    config, (measured,) = load_bench(bench_file)
+    assert measured.modes[Mode.AR]["tokens_per_s"]["median"] < 500
+    settings = base_settings(config, measured, Mode.SSD)
+    assert (settings["k"], settings["step_ms"]) == (5, "2")
+    other = base_settings(config | {"sd_k": 4}, measured, Mode.SSD)
+    assert (other["k"], other["step_ms"]) == (5, "2.5"), "drafting time and tokens are those of sd's four"
+    assert other["acceptance"] > settings["acceptance"]
+    assert base_settings(config | {"sd_k": 4}, measured, Mode.SD)["k"] == 4
 
 
 def test_sweeps_give_a_table_json_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,7 +32,7 @@ def opened(sampler: RowSampler, tokens: tuple[int, ...] = (1, 1), **more: object
 def drawn(known: Scripts, position: int = 2, tokens: tuple[int, ...] = (1, 1), names: list[int] | None = None) -> int:
     output_ids = None if names is None else torch.tensor(names)
     sampler = SyntheticSampler(known, 50, 6, output_ids, CPU, noise_rows=4)
-    row = DrawRow(opened(sampler, tokens), position)
+    row = DrawRow(opened(sampler, tokens), position, committed=tokens)
     return sampler.draw(LOGITS[None], [row]).ids[0]
 
 
@@ -67,7 +67,7 @@ def test_true_tokens_are_the_first_guess_or_none() -> None:
 def test_guesses_pass_through_the_sampler() -> None:
     for hit, wanted in ((1.0, [5, 2, 3]), (0.0, [2, 3, 4])):
         sampler = SyntheticSampler(scripts(5, 1.0, hit), 50, 6, None, CPU, noise_rows=4)
-        rows = [DrawRow(opened(sampler), 2, 3)]
+        rows = [DrawRow(opened(sampler), 2, 3, committed=(1, 1))]
         assert sampler.draw(LOGITS[None], rows).guesses == [wanted]
 
 
