@@ -10,9 +10,9 @@ from ssd_cluster.bench.pool.crowd import Plan
 from ssd_cluster.errors import ConfigError
 from ssd_cluster.types import Mode
 
-FIGURES = ("capacity", "sharing", "overload", "latency")
+FIGURES = ("capacity", "sharing", "overload", "latency", "sharding")
 SMALL, BIG = "small", "big"
-ROOMY = "roomy"
+ROOMY, SECOND = "roomy", "second"
 WITHIN, OBEYED, EXCEEDED = "within credit", "obeyed", "exceeded"
 """Drafts. The last three serve one cell of the overload each, so that the longest their queues have been is of that."""
 TIGHT = (OBEYED, EXCEEDED)
@@ -26,12 +26,21 @@ class Cell:
         figure, name: together its key.
         plans: the targets.
         draft: which draft process serves them.
+        second: another one, where targets share their guesses out.
     """
 
     figure: str
     name: str
     plans: tuple[Plan, ...]
     draft: str = ROOMY
+    second: str | None = None
+
+    @property
+    def drafts(self) -> tuple[str, ...]:
+        """Names of the draft processes that are linked."""
+        if not self.linked:
+            return ()
+        return (self.draft,) if self.second is None else (self.draft, self.second)
 
     @property
     def key(self) -> str:
@@ -91,3 +100,18 @@ def latency(one_way_ms: Sequence[float], batch: int) -> list[Cell]:
             plan = Plan("target-0", batch, client=client, one_way_ms=ms)
             cells.append(Cell("latency", f"{client.value} {ms:g} ms", (plan,)))
     return cells
+
+
+def sharding(batch: int, rows: int) -> list[Cell]:
+    """One target whose guesses are built by one draft, and by two that share the kept lengths."""
+
+    def cell(name: str, shards: int, rows: int) -> Cell:
+        plan = Plan("target-0", batch, shards=shards, rows=rows)
+        return Cell("sharding", name, (plan,), second=SECOND if shards > 1 else None)
+
+    half = max(1, rows // 2)
+    return [
+        cell(f"one draft, {rows} rows", 1, rows),
+        cell(f"two drafts, {half} rows each", 2, half),
+        cell(f"two drafts, {rows} rows each", 2, rows),
+    ]

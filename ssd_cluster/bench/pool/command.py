@@ -31,9 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--target-cores", type=cores, default=None, help="CPU cores of all targets (default: the first)")
     add("--dtype", choices=[dtype.value for dtype in DType], default=DType.AUTO.value)
     replay = parser.add_argument_group("with --outcomes").add_argument
-    replay("--figures", default="all", help="capacity, sharing, overload, latency, comma-separated, or all")
+    replay("--figures", default="all", help="capacity, sharing, overload, latency, sharding, comma-separated, or all")
     replay("--draft", default="smollm2-135m-draft", help="folder, .gguf file, hub id or embedded name")
     replay("--draft-cores", type=cores, default=None, help="CPU cores of the draft (default: the second)")
+    replay(
+        "--second-draft-cores", type=cores, default=None, help="sharding: of the other draft (default: the targets')"
+    )
     replay("--verify-ms", default="40", help="T_v, one target forward: MS, or TOKENS:MS/TOKENS:MS/... (default 40)")
     replay("--k", type=lookahead, default=_SPECULATION.k, help="tokens proposed per round (default %(default)s)")
     replay("--rows", type=branches, default=_SPECULATION.rows, help="guessed outcomes per round (default %(default)s)")
@@ -47,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     replay("--big", type=positive, default=16, help="sharing: sequences of the big target (default %(default)s)")
     replay("--overload-targets", type=positive, default=2, help="overload: targets (default %(default)s)")
     replay("--overload-batch", type=positive, default=4, help="overload: sequences of each (default %(default)s)")
+    replay("--sharding-batch", type=positive, default=1, help="sharding: sequences of the target (default %(default)s)")
     replay("--one-way-ms", default="0,1,5", help="latency: added to each message (default %(default)s)")
     replay("--latency-batch", type=positive, default=1, help="latency: sequences of the target (default %(default)s)")
     replay("--repetitions", type=positive, default=3, help="of every cell, interleaved (default %(default)s)")
@@ -141,6 +145,7 @@ def _figures(arguments: argparse.Namespace) -> dict[str, list[Cell]]:
         "sharing": cells.sharing(arguments.big),
         "overload": cells.overload(arguments.overload_targets, arguments.overload_batch),
         "latency": cells.latency(ways, arguments.latency_batch),
+        "sharding": cells.sharding(arguments.sharding_batch, arguments.rows),
     }
     return {name: made[name] for name in chosen}
 
@@ -149,8 +154,8 @@ def _settings(arguments: argparse.Namespace, world: World) -> dict[str, Any]:
     """What every record depends on."""
     names = (
         "draft", "dtype", "k", "rows", "miss_policy", "wait_ms", "controller", "row_credit", "max_step_rows",
-        "per_target", "big", "overload_targets", "overload_batch", "latency_batch", "warm_up", "seconds",
-        "target_cores", "draft_cores",
+        "per_target", "big", "overload_targets", "overload_batch", "latency_batch", "sharding_batch", "warm_up",
+        "seconds", "target_cores", "draft_cores", "second_draft_cores",
     )  # fmt: skip
     outcomes = asdict(world.outcomes)
     texts = outcomes.pop("texts")
@@ -173,6 +178,7 @@ def _print(figure: str, measured: Sequence[Measured]) -> None:
         "sharing": ("small target", verdicts.of_sharing),
         "overload": ("targets", verdicts.of_overload),
         "latency": ("client", verdicts.of_latency),
+        "sharding": ("drafts", verdicts.of_sharding_out),
     }
     first, verdict = say[figure]
     print(f"{figure}: median (least-most) over {len(measured[0].records)} repetitions")

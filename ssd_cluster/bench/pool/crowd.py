@@ -36,6 +36,8 @@ class Plan:
     """One target: how it decodes, how many sequences, how it uses the link.
 
     ``mode`` ``ssd`` without ``linked`` has its local fallback only. ``one_way_ms`` is added to each message.
+    ``shards``: drafts that share its guesses. ``rows``: guesses per round at each of them, None: as in the world's
+    settings.
     """
 
     name: str
@@ -44,6 +46,8 @@ class Plan:
     client: Client = Client.PUSH
     one_way_ms: float = 0.0
     linked: bool = True
+    shards: int = 1
+    rows: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +98,7 @@ class Crowd:
         StartupError: a target found no draft in time.
     """
 
-    def __init__(self, world: World, plans: Sequence[Plan], endpoint: str | None, loop: LinkLoop) -> None:
+    def __init__(self, world: World, plans: Sequence[Plan], endpoints: Sequence[str], loop: LinkLoop) -> None:
         self._plans = list(plans)
         self._stack = ExitStack()
         self._feeds: list[Feed] = []
@@ -105,7 +109,7 @@ class Crowd:
             recall = Recall(world.outcomes.texts)
             first, stride = 0, sum(plan.batch for plan in plans)
             for plan in plans:
-                engine = self._engine(world, plan, recall, _connector(plan, endpoint, loop, timer))
+                engine = self._engine(world, plan, recall, _connectors(plan, endpoints, loop, timer))
                 self._feeds.append(
                     Feed(engine, plan.name, world.outcomes, plan.batch, first=first, stride=stride),
                 )
@@ -197,6 +201,8 @@ class Crowd:
 def target_settings(world: World, plan: Plan, kv_tokens: int) -> TargetSettings:
     """Settings of one target; a pulling one waits for its block after every round, since none is pushed to it."""
     speculation = world.speculation
+    rows = speculation.rows if plan.rows is None else plan.rows
+    speculation = speculation.model_copy(update={"shards": plan.shards, "rows": rows})
     if plan.client is Client.PULL:
         speculation = speculation.model_copy(update={"miss_policy": MissPolicy.ALWAYS_WAIT})
     return TargetSettings(
@@ -208,17 +214,19 @@ def target_settings(world: World, plan: Plan, kv_tokens: int) -> TargetSettings:
     )
 
 
-def _connector(plan: Plan, endpoint: str | None, loop: LinkLoop, timer: ThreadTimer | None) -> list[Connector]:
-    if endpoint is None or not plan.linked or plan.mode is Mode.AR:
+def _connectors(plan: Plan, endpoints: Sequence[str], loop: LinkLoop, timer: ThreadTimer | None) -> list[Connector]:
+    if not plan.linked or plan.mode is Mode.AR:
         return []
-    address = endpoint
+    return [_connector(plan, endpoint, loop, timer) for endpoint in endpoints]
 
+
+def _connector(plan: Plan, endpoint: str, loop: LinkLoop, timer: ThreadTimer | None) -> Connector:
     def dial(inbox: Inbox) -> Stream:
-        return connect(address, inbox, LinkSettings(), loop)
+        return connect(endpoint, inbox, LinkSettings(), loop)
 
     delay = FaultPlan(delay_s=plan.one_way_ms / 1e3)
     late = faulty_connector(dial, incoming=delay, outgoing=delay, timer=timer) if plan.one_way_ms else dial
-    return [behave(late, plan.client)]
+    return behave(late, plan.client)
 
 
 def _lookups(engine: TargetEngine) -> dict[str, int]:

@@ -63,15 +63,15 @@ class Measuring:
                     self._progress(f"repetition {repetition + 1}/{repetitions} {cell.figure}: {cell.name}")
 
     def _measure(self, cell: Cell) -> Record:
-        draft = self._draft(cell.draft) if cell.linked else None
+        drafts = [self._draft(name) for name in cell.drafts]
+        draft = drafts[0] if drafts else None
         cpu = [0.0, 0.0]
 
         def look() -> dict[str, Any] | None:
             cpu[:] = cpu[1], time.process_time()
             return draft.report() if draft is not None else None
 
-        endpoint = draft.endpoint if draft is not None else None
-        with Crowd(self._world, cell.plans, endpoint, self._links()) as crowd:
+        with Crowd(self._world, cell.plans, [one.endpoint for one in drafts], self._links()) as crowd:
             crowd.start()
             crowd.run(self._warm_up_s)
             observed, before, after = crowd.measure(self._seconds, look)

@@ -111,13 +111,23 @@ def of_latency(measured: Sequence[Measured]) -> list[str]:
     return [aligned(rows), *lines]
 
 
+def of_sharding_out(measured: Sequence[Measured]) -> list[str]:
+    """Hits per round and speed by those of one draft."""
+    alone, *others = measured
+    rows: list[Sequence[str]] = [("drafts", "hits per round by one draft's", "tokens/s by one draft's")]
+    for one in others:
+        hits = ratio(one, alone, lambda record: hits_per_round(record["targets"]))
+        rows.append((one.cell.name, shown(hits, _SHARE), shown(ratio(one, alone, _speed), _SHARE)))
+    return [aligned(rows)]
+
+
 def as_json(figure: str, measured: Sequence[Measured]) -> dict[str, Any]:
     """The verdict of a figure in numbers, per repetition the least and the most."""
     if figure == "capacity":
         found = carried(measured)
         return {"carried": None if found is None else found[0], "more_did_not_hold": found is not None and found[1]}
     base = measured[0]
-    of = {"sharing": _of_small, "overload": _slowest, "latency": _speed}[figure]
+    of = {"sharing": _of_small, "overload": _slowest, "latency": _speed, "sharding": _speed}[figure]
     ratios = {one.cell.name: ratio(one, base, of) for one in measured[1:]}
     return {f"by {base.cell.name}": {name: asdict(r) for name, r in ratios.items() if r is not None}}
 

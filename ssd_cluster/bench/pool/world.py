@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from ssd_cluster.bench.pool.cells import ROOMY, TIGHT, WITHIN, Cell
+from ssd_cluster.bench.pool.cells import ROOMY, SECOND, TIGHT, WITHIN, Cell
 from ssd_cluster.bench.pool.clients import GREED
 from ssd_cluster.bench.pool.crowd import World
 from ssd_cluster.bench.pool.outcomes import read_outcomes
@@ -88,8 +88,10 @@ def drafts_of(
         session_credit=max(default, held),
         max_step_rows=arguments.max_step_rows,
     )
+    spare = arguments.second_draft_cores or arguments.target_cores or default_cores()[0]
+    second = roomy.model_copy(update={"model": roomy.model.model_copy(update={"cores": spare})})
     tight = roomy.model_copy(update={"row_credit": max(1, wanted // GREED)})
-    return {ROOMY: roomy, WITHIN: roomy, **dict.fromkeys(TIGHT, tight)}
+    return {ROOMY: roomy, SECOND: second, WITHIN: roomy, **dict.fromkeys(TIGHT, tight)}
 
 
 def _one_temperature(text: str) -> float:

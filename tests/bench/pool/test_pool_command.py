@@ -55,7 +55,7 @@ def test_all_figures(outcomes: Path, pair: tuple[str, str], tmp_path: Path, caps
     assert main([*command, "--repetitions", "1", "--plot", str(plot)]) == 0
     content = json.loads(out.read_text())
     assert first["records"].items() <= content["records"].items(), "what was measured is kept as it was"
-    assert len(content["records"]) == 2 + 2 + 5 + 5
+    assert len(content["records"]) == 2 + 2 + 5 + 5 + 3
     records = content["records"]
     targets = [target for record in records.values() for target in record["targets"]]
     assert sum(target["finished"] for target in targets) > 0
@@ -67,7 +67,7 @@ def test_all_figures(outcomes: Path, pair: tuple[str, str], tmp_path: Path, caps
             assert not any(count for target in record["targets"] for count in target["lookups"].values())
     assert any(target["lookups"]["hit"] for target in targets)
     figures = content["figures"]
-    assert list(figures) == ["capacity", "sharing", "overload", "latency"]
+    assert list(figures) == ["capacity", "sharing", "overload", "latency", "sharding"]
     assert set(figures["overload"]["cells"][3]["peaks"]) == {"messages", "rows", "sessions", "unsent"}
     assert plot.stat().st_size > 0
     printed = capsys.readouterr().out
