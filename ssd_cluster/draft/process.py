@@ -86,8 +86,8 @@ def _serve(settings: DraftSettings, stop: threading.Event, parent: _Parent, load
             max_streams=settings.max_streams,
             refused=lambda reason: engine.metrics.refused_streams.labels(reason).inc(),
         )
-        _say({"endpoint": listener.endpoint_at("127.0.0.1"), "pid": os.getpid()})
         parent.answer = lambda: _say(report(engine))
+        _say({"endpoint": listener.endpoint_at("127.0.0.1"), "pid": os.getpid()})
         while engine.healthy() and not stop.wait(_HEALTH_S):
             continue
         failed = not engine.healthy()
