@@ -67,13 +67,13 @@ def hit_rate(targets: Sequence[Record]) -> float | None:
 
 
 def late(targets: Sequence[Record]) -> float | None:
-    """Lookups for which no block had come, by all of them."""
-    return _share(targets, "late")
+    """Lookups for which no block of their round had come (late and stale ones), by all of them."""
+    return _share(targets, "late", "stale")
 
 
-def _share(targets: Sequence[Record], result: str) -> float | None:
+def _share(targets: Sequence[Record], *results: str) -> float | None:
     lookups = sum(sum(t["lookups"].values()) for t in targets)
-    return sum(t["lookups"][result] for t in targets) / lookups if lookups else None
+    return sum(t["lookups"][result] for t in targets for result in results) / lookups if lookups else None
 
 
 def tokens_per_round(targets: Sequence[Record]) -> float | None:

@@ -9,7 +9,7 @@ import pytest
 from ssd_cluster.bench.pool.cells import Cell, capacity, latency, overload, sharing
 from ssd_cluster.bench.pool.clients import Client
 from ssd_cluster.bench.pool.measuring import repetition_key
-from ssd_cluster.bench.pool.tables import COLUMNS, Measured, collect, different, peaks, table
+from ssd_cluster.bench.pool.tables import COLUMNS, Measured, collect, different, late, peaks, table
 from ssd_cluster.bench.pool.verdicts import as_json, carried, of_capacity, of_latency, of_overload, of_sharing
 from ssd_cluster.bench.store import Store
 from ssd_cluster.errors import ConfigError
@@ -116,4 +116,7 @@ def test_table_and_store() -> None:
     assert "0.700 (0.700-0.700)" in lines[2], "hits by rounds"
     assert "0.778 (0.778-0.778)" in lines[3], "hits by lookups"
     assert different(found) == (0, 3 * 3 * 3)
+    (target,) = record(cells[0], hits=60, late=10)["targets"]
+    target["lookups"] |= {"miss": 15, "stale": 5}
+    assert late([target]) == pytest.approx(15 / 90), "an older block is no block of this round"
     assert len(collect(cells, 2, store)[0].records) == 2
