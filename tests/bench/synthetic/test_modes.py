@@ -39,9 +39,9 @@ def options(pair: tuple[str, str], folder: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def rounds(script: Script, first: int, n: int, k: int) -> tuple[int, int]:
-    """(rounds with a proposal, accepted tokens) for n tokens, of which the prefill gives the first."""
-    done, steps, accepted = 1, 0, 0
+def rounds(script: Script, first: int, n: int, k: int, plain: int) -> tuple[int, int]:
+    """(drafted rounds, accepted tokens) for n tokens: one of the prefill, ``plain`` ones, then drafted rounds."""
+    done, steps, accepted = 1 + plain, 0, 0
     while done < n:
         proposed = min(k, n - done - 1)
         kept = 0
@@ -75,18 +75,14 @@ def test_rounds_are_those_of_the_script(
     assert main([*options(pair, tmp_path), *more, *files, "--also-cores", "0", "--sd-k", "2"]) == 0
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert HereEngine.running == 0
-    exact = 0
     for file, temperature, requests in seen:
         assert (file.acceptance, file.hit, len(file.texts)) == (0.8, 0.85, 2)
-        numbers = [n for n, text in enumerate(file.texts) if text.temperature == temperature]
-        for number, request in zip(numbers, requests, strict=True):
-            text = file.texts[number]
-            steps, accepted = rounds(Script(text, file), len(text.prompt), 40, 2)
-            found = request.spec_steps, request.accepted_tokens  # type: ignore[attr-defined]
-            exact += found == (steps, accepted)
-            # A chain that did not come in time, on a busy machine, makes a plain round.
-            assert found == (steps, accepted) or sum(found) < steps + accepted
-    assert exact > len(seen), "more than half of the answers had no such round"
+        texts = [text for text in file.texts if text.temperature == temperature]
+        for text, request in zip(texts, requests, strict=True):
+            script = Script(text, file)
+            # Rounds before the session is open are plain: on a busy machine some of them.
+            fitting = [rounds(script, len(text.prompt), 40, 2, plain) for plain in range(12)]
+            assert (request.spec_steps, request.accepted_tokens) in fitting  # type: ignore[attr-defined]
     assert len(seen) == 2, "sd, and sd on other cores"
     content = json.loads(out.read_text())
     assert content["config"]["different_outputs"] == {"ar": 0, "ar on 0": 0, "sd": 0, "sd on 0": 0, "ssd": 0}
