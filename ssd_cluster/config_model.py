@@ -33,7 +33,8 @@ class ModelSettings(Settings):
     "smollm2-135m-draft"). ``cores``: CPU cores this replica pins itself to (None: no pinning); ``threads``: compute
     threads (None: one per core, or 1). ``kv_tokens``: capacity of the KV pool in tokens. ``attention``: "sdpa" runs
     everywhere, "flashinfer" on CUDA in bfloat16. ``cpu_kernels``: "auto" compiles kernels in C once where a compiler is
-    installed and runs them on the CPU; "off" keeps to torch.
+    installed and runs them on the CPU; "off" keeps to torch. ``weights``: "int8" rounds weights and inputs of linear
+    layers to 8 bits (CPU, one rank); the text is then that of the rounded model.
 
     ``tensor_parallel``: ranks that share every layer (docs/tensor-parallel.md). ``cores`` are then divided among them,
     ``threads`` are per rank. ``rank_timeout_s``: longest wait of a rank for another within a forward.
@@ -49,6 +50,7 @@ class ModelSettings(Settings):
     block_size: int = Field(default=16, ge=1, le=256)
     attention: Literal["sdpa", "flashinfer"] = "sdpa"
     cpu_kernels: Literal["auto", "off"] = "auto"
+    weights: Literal["dtype", "int8"] = "dtype"
     prefix_cache: bool = True
     tensor_parallel: int = Field(default=1, ge=1, le=64)
     rank_timeout_s: float = Field(default=RANK_TIMEOUT_S, gt=0)
@@ -68,6 +70,16 @@ class ModelSettings(Settings):
                 f"attention flashinfer needs device cuda and dtype bfloat16, not {self.device} and {self.dtype}; "
                 "use attention sdpa"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _int8_can_run(self) -> ModelSettings:
+        if self.weights != "int8":
+            return self
+        if self.device is not Device.CPU or self.cpu_kernels == "off":
+            raise ValueError("weights int8 need device cpu and cpu_kernels auto; use weights dtype elsewhere")
+        if self.tensor_parallel > 1:
+            raise ValueError("weights int8 need tensor_parallel 1: each rank would round its part by itself")
         return self
 
     @property

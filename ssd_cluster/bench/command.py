@@ -13,6 +13,7 @@ from ssd_cluster.bench.handle import Workload
 from ssd_cluster.bench.kind_options import add_kind_arguments, speculation_of
 from ssd_cluster.bench.measure import measure
 from ssd_cluster.bench.options import (
+    add_int8,
     add_workload,
     branches,
     cores,
@@ -60,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="ranks of the target, a process each (default 1)",
     )
+    add_int8(parser)
     add("--controller", action="store_true", help="ssd chooses by itself: --k and --rows are then ceilings")
     add("--plot", type=Path, default=None, metavar="OUT.png", help="draw the throughput-latency frontier")
     add_synthetic(parser)
@@ -144,6 +146,7 @@ def _pair_options(arguments: argparse.Namespace, mode: Mode, max_batch: int) -> 
         draft_cores=arguments.draft_cores,
         max_batch=max_batch,
         tensor_parallel=arguments.tensor_parallel,
+        int8=arguments.int8,
     )
 
 

@@ -25,6 +25,13 @@ def add_workload(parser: argparse.ArgumentParser, max_tokens: int) -> None:
     add("--dtype", choices=[dtype.value for dtype in DType], default=DType.AUTO.value)
 
 
+def add_int8(parser: argparse.ArgumentParser) -> None:
+    """Whose weights are rounded."""
+    parser.add_argument(
+        "--int8", choices=["target", "draft", "both"], default=None, help="round the linear layers of these to 8 bits"
+    )
+
+
 def add_prompts(parser: argparse.ArgumentParser, max_tokens: int) -> None:
     """The prompts, and how answers are drawn."""
     add = parser.add_argument

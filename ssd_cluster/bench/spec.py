@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -60,7 +61,7 @@ class PairOptions(Settings):
 
     ``target_cores``, ``draft_cores``: None takes the first and the second core that this process may use.
     ``speculation``: of the target; its ``rows`` also size the draft. ``tensor_parallel``: ranks of the target, in
-    processes of their own; its cores are divided among them.
+    processes of their own; its cores are divided among them. ``int8``: whose weights are rounded to 8 bits.
     """
 
     target: str
@@ -73,6 +74,7 @@ class PairOptions(Settings):
     kv_tokens: int = 16384
     max_batch: int = 1
     tensor_parallel: int = Field(default=1, ge=1)
+    int8: Literal["target", "draft", "both"] | None = None
 
 
 def engine_spec(mode: Mode, options: PairOptions, link: LinkBackend | None = None) -> EngineSpec:
@@ -92,7 +94,7 @@ def engine_spec(mode: Mode, options: PairOptions, link: LinkBackend | None = Non
     draft_cores = target_cores if mode is Mode.SD else options.draft_cores or other
     trust = "bench" if options.speculation.ratio and mode is not Mode.AR else None
     target = TargetSettings(
-        model=_model(options.target, options, target_cores, options.tensor_parallel),
+        model=_model("target", options, target_cores, options.tensor_parallel),
         mode=mode,
         max_batch=options.max_batch,
         speculation=options.speculation,
@@ -105,7 +107,7 @@ def engine_spec(mode: Mode, options: PairOptions, link: LinkBackend | None = Non
             "mode ssd needs a second core for the draft; name one with --draft-cores", param="draft_cores"
         )
     draft = DraftSettings(
-        model=_model(options.draft, options, draft_cores),
+        model=_model("draft", options, draft_cores),
         k_max=max(1, options.speculation.k),
         row_credit=max(1, options.speculation.rows * options.max_batch),
         fanout=options.fanout,
@@ -133,14 +135,21 @@ def default_cores(ranks: int = 1) -> tuple[tuple[int, ...] | None, tuple[int, ..
     return own, ((cores[ranks],) if len(cores) > ranks else None)
 
 
-def _model(path: str, options: PairOptions, cores: tuple[int, ...] | None, ranks: int = 1) -> ModelSettings:
+def _model(
+    role: Literal["target", "draft"], options: PairOptions, cores: tuple[int, ...] | None, ranks: int = 1
+) -> ModelSettings:
     """
     Raises:
-        ConfigError: the cores cannot be divided among the ranks.
+        ConfigError: the cores cannot be divided among the ranks, or ranks and int8 weights are asked for at once.
     """
     try:
         return ModelSettings(
-            path=path, dtype=options.dtype, cores=cores, kv_tokens=options.kv_tokens, tensor_parallel=ranks
+            path=options.target if role == "target" else options.draft,
+            dtype=options.dtype,
+            weights="int8" if options.int8 in (role, "both") else "dtype",
+            cores=cores,
+            kv_tokens=options.kv_tokens,
+            tensor_parallel=ranks,
         )
     except ValidationError as error:
         raise ConfigError(error.errors()[0]["msg"], param="tensor_parallel") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ssd_cluster.bench.kind_options import add_kind_arguments, speculation_of
-from ssd_cluster.bench.options import positive
+from ssd_cluster.bench.options import add_int8, positive
 from ssd_cluster.bench.spec import EngineSpec, LinkBackend, PairOptions, engine_spec
 from ssd_cluster.config import DType, SpeculationSettings
 from ssd_cluster.sampling.params import SamplingParams
@@ -40,6 +40,7 @@ def add_speculation_arguments(parser: argparse.ArgumentParser) -> None:
         help="ranks of the target, a process each (default 1)",
     )
     add("--dtype", choices=[dtype.value for dtype in DType], default=DType.AUTO.value)
+    add_int8(parser)
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser, max_tokens: int) -> None:
@@ -76,6 +77,7 @@ def pair_options(arguments: argparse.Namespace) -> PairOptions:
         speculation=speculation,
         dtype=DType(arguments.dtype),
         tensor_parallel=arguments.tensor_parallel,
+        int8=arguments.int8,
     )
 
 

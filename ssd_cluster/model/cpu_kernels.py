@@ -11,10 +11,12 @@ from ssd_kernels.backends import KernelUnavailable
 from ssd_kernels.cpu import CpuKernels
 
 from ssd_cluster.config import ModelSettings, cache_dir
+from ssd_cluster.errors import ConfigError
 from ssd_cluster.model.attention import AttentionBackend, attention_backend
 from ssd_cluster.model.compiled_attention import CompiledAttention, agrees
 from ssd_cluster.model.decoder_config import DecoderConfig
 from ssd_cluster.model.kv import PagedKV, TailPool
+from ssd_cluster.model.linear import Int8Linear, LinearFactory, int8_agrees, linear_backend
 from ssd_cluster.model.row_ops import CompiledRowOps, EagerRowOps, RowOps, agree
 
 log = logging.getLogger(__name__)
@@ -34,9 +36,28 @@ def cpu_kernels(settings: ModelSettings, dtype: torch.dtype, device: torch.devic
 @functools.lru_cache(maxsize=4)
 def _checked(folder: Path, dtype: torch.dtype) -> CpuKernels:
     kernels = CpuKernels(folder)
-    if not agree(CompiledRowOps(kernels), EagerRowOps(), dtype) or not agrees(kernels, dtype):
+    if not (agree(CompiledRowOps(kernels), EagerRowOps(), dtype) and agrees(kernels, dtype) and int8_agrees(kernels)):
         raise KernelUnavailable("they compute something else than torch here")
     return kernels
+
+
+def layers(
+    settings: ModelSettings, kernels: CpuKernels | None, dtype: torch.dtype, device: torch.device
+) -> LinearFactory:
+    """What makes the linear layers.
+
+    Raises:
+        ConfigError: int8 weights are asked for, and the kernels for them are not there.
+    """
+    if settings.weights != "int8":
+        return linear_backend(dtype, device)
+    if kernels is None:
+        raise ConfigError(
+            "weights int8 need the compiled CPU kernels, and a line of the log above says why they cannot run here; "
+            "install a C compiler or use weights dtype",
+            param="weights",
+        )
+    return functools.partial(Int8Linear, kernels)
 
 
 def row_ops(kernels: CpuKernels | None) -> RowOps:

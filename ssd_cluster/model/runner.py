@@ -13,13 +13,12 @@ from ssd_cluster.config import ModelSettings
 from ssd_cluster.errors import CheckpointError, ConfigError
 from ssd_cluster.model.batch import ForwardBatch
 from ssd_cluster.model.checkpoint import Checkpoint, open_checkpoint, resolve_checkpoint
-from ssd_cluster.model.cpu_kernels import attention, cpu_kernels, row_ops
+from ssd_cluster.model.cpu_kernels import attention, cpu_kernels, layers, row_ops
 from ssd_cluster.model.decoder import Decoder
 from ssd_cluster.model.decoder_config import DecoderConfig, parse_config
 from ssd_cluster.model.device import pin_thread, resolve_device, resolve_dtype, set_threads
 from ssd_cluster.model.huge_pages import HUGE_PAGE, use_huge_pages
 from ssd_cluster.model.kv import BlockPool, PagedKV, TailPool
-from ssd_cluster.model.linear import linear_backend
 from ssd_cluster.model.paged import as_tensor, page_slots
 from ssd_cluster.model.weights import WHOLE, load_weights
 
@@ -54,7 +53,7 @@ class ModelRunner:
         pool: bookkeeping of the KV pages.
         tails: slots for speculation branches, or None.
         output_ids: [V_out] int64, target id of each column of the logits, or None if column and id are the same.
-        model_hash: names the checkpoint; equal for equal weights.
+        model_hash: names the checkpoint; equal for equal weights, as they were rounded.
         device: where it runs.
         dtype: of weights and KV pages.
     """
@@ -175,13 +174,14 @@ def load_part(
     device = resolve_device(settings.device)
     dtype = resolve_dtype(settings.dtype, device)
     tensors = checkpoint.tensors(None if layout is None else layout.shard.cut)
-    weights = load_weights(config, tensors, linear_backend(dtype, device), dtype, device, layout or WHOLE)
+    kernels = cpu_kernels(settings, dtype, device)
+    linear = layers(settings, kernels, dtype, device)
+    weights = load_weights(config, tensors, linear, dtype, device, layout or WHOLE)
     pool = BlockPool(settings.kv_tokens // settings.block_size, settings.block_size, settings.prefix_cache)
     kv = PagedKV(config.n_layers, pool, config.n_kv_heads, config.head_dim, dtype, device)
     tails = None
     if tail_slots and tail_depth:
         tails = TailPool(tail_slots, tail_depth, config.n_layers, config.n_kv_heads, config.head_dim, device)
-    kernels = cpu_kernels(settings, dtype, device)
     backend = attention(settings.attention, kernels, config, kv, tails)
     if device.type == "cpu" and weights.embedding.table.nbytes >= HUGE_PAGE:  # smaller models stay in the caches
         use_huge_pages()
@@ -194,7 +194,7 @@ def load_part(
         pool=pool,
         tails=tails,
         output_ids=weights.output_ids,
-        model_hash=checkpoint.hash,
+        model_hash=checkpoint.hash + ("-int8" if settings.weights == "int8" else ""),
         device=device,
         dtype=dtype,
     )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ssd_cluster.errors import CheckpointError
 from ssd_cluster.model.decoder_config import DecoderConfig
-from ssd_cluster.model.linear import Linear
+from ssd_cluster.model.linear import Linear, LinearFactory
 from ssd_cluster.model.norm import RMSNorm
 from ssd_cluster.model.rope import interleave
 
@@ -131,7 +131,7 @@ class _Store:
 def load_weights(
     config: DecoderConfig,
     tensors: Iterable[tuple[str, Tensor]],
-    linear: type[Linear],
+    linear: LinearFactory,
     dtype: torch.dtype,
     device: torch.device,
     layout: Layout = WHOLE,
@@ -155,10 +155,12 @@ def load_weights(
     norm = RMSNorm(store.take("model.norm.weight", config.hidden), config.norm_eps)
     store.finish(("lm_head.weight",) if config.tied_head else ())
     n_outputs = config.vocab_size if output_ids is None else columns
-    return DecoderWeights(layout.embedding(embedding), layers, norm, layout.head(linear(head)), output_ids, n_outputs)
+    return DecoderWeights(
+        layout.embedding(embedding), layers, norm, layout.head(linear(head, None)), output_ids, n_outputs
+    )
 
 
-def _layer(config: DecoderConfig, store: _Store, name: str, linear: type[Linear], layout: Layout) -> LayerWeights:
+def _layer(config: DecoderConfig, store: _Store, name: str, linear: LinearFactory, layout: Layout) -> LayerWeights:
     D, E, inner = config.head_dim, config.hidden, config.intermediate
     H, G = config.n_heads, config.n_kv_heads
     order = interleave(D)
@@ -186,7 +188,7 @@ def _layer(config: DecoderConfig, store: _Store, name: str, linear: type[Linear]
     )
 
 
-def _with_bias(store: _Store, linear: type[Linear], name: str, outputs: int, inputs: int) -> Linear:
+def _with_bias(store: _Store, linear: LinearFactory, name: str, outputs: int, inputs: int) -> Linear:
     weight = store.take(f"{name}.weight", outputs, inputs)
     return linear(weight, store.take_if_present(f"{name}.bias", outputs))
 

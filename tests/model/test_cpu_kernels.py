@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import ValidationError
 from ssd_kernels.backends import KernelUnavailable
 from ssd_kernels.cpu import PagedAttention
 from support.attention import config, memory
@@ -14,7 +15,8 @@ from support.compiled import compiled
 from support.model import load, random_tokens, run_whole
 from support.tiny import make_checkpoint
 
-from ssd_cluster.config import ModelSettings
+from ssd_cluster.config import DType, ModelSettings
+from ssd_cluster.errors import ConfigError
 from ssd_cluster.model import cpu_kernels as chosen
 from ssd_cluster.model.batch import CausalSpan, ForwardBatch, TreeSpan
 from ssd_cluster.model.compiled_attention import FEW_ROWS, CompiledAttention, agrees
@@ -72,7 +74,7 @@ def test_attention_that_computes_otherwise_is_not_used(dtype: torch.dtype, monke
 
     def otherwise(self: PagedAttention, layer: int, q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor) -> None:
         right(self, layer, q, kv, out)
-        out[2] *= 1.1
+        out[2] += 0.5
 
     monkeypatch.setattr(PagedAttention, "attend", otherwise)
     assert not agrees(kernels, dtype)
@@ -127,3 +129,43 @@ def test_a_span_has_the_same_logits_alone_and_in_a_batch(runner: ModelRunner) ->
     for table in tables:
         runner.pool.free(table)
     assert torch.equal(together, alone)
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16])
+def test_int8_weights_are_near_the_checkpoint_and_independent_of_the_batch(dtype: DType, tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, hidden=128, kv_heads=4)
+    compiled()
+    tokens = random_tokens(60)
+    plain, rounded = load(folder, dtype=dtype), load(folder, dtype=dtype, weights="int8")
+    exact = run_whole(plain, tokens)
+    assert 0 < (run_whole(rounded, tokens) - exact).norm() / exact.norm() < 0.1
+    assert rounded.model_hash == plain.model_hash + "-int8"
+    tables = [rounded.pool.allocate(3) for _ in range(3)]
+    spans = [CausalSpan(random_tokens(n, seed=n), 0, table) for n, table in zip((1, 5, 9), tables, strict=True)]
+    together = rounded.forward(ForwardBatch(list(spans)))
+    alone = torch.cat([rounded.forward(ForwardBatch([span])) for span in spans])
+    assert torch.equal(together, alone)
+    steps = [rounded.forward(ForwardBatch([CausalSpan([token], i, tables[0])])) for i, token in enumerate(tokens[:8])]
+    verified = rounded.forward(ForwardBatch([CausalSpan(tokens[:8], 0, tables[1])]))
+    assert torch.equal(torch.cat(steps), verified)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"device": "cuda"}, "need device cpu"),
+        ({"cpu_kernels": "off"}, "cpu_kernels auto"),
+        ({"tensor_parallel": 2}, "need tensor_parallel 1"),
+    ],
+)
+def test_int8_weights_are_refused_where_they_cannot_run(settings: dict[str, object], reason: str) -> None:
+    with pytest.raises(ValidationError, match=reason):
+        ModelSettings(path="some/model", weights="int8", **settings)
+
+
+def test_int8_weights_without_a_compiler_are_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_checkpoint(tmp_path / "model")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("SSD_CLUSTER_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(ConfigError, match="install a C compiler or use weights dtype"):
+        load(folder, weights="int8")

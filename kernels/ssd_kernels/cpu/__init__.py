@@ -2,6 +2,7 @@
 
 from ssd_kernels.cpu.attention import HEAD_MULTIPLE, PagedAttention, Rows
 from ssd_kernels.cpu.build import build
+from ssd_kernels.cpu.int8 import Int8Layer, int8_linear_reference
 from ssd_kernels.cpu.library import CpuKernels
 
-__all__ = ["HEAD_MULTIPLE", "CpuKernels", "PagedAttention", "Rows", "build"]
+__all__ = ["HEAD_MULTIPLE", "CpuKernels", "Int8Layer", "PagedAttention", "Rows", "build", "int8_linear_reference"]

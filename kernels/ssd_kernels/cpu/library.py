@@ -22,14 +22,14 @@ class CpuKernels:
     checked at every call.
     """
 
-    def __init__(self, folder: Path) -> None:
-        """Load the library from ``folder``; compile it first if it is not there.
+    def __init__(self, folder: Path, compiler: str = "cc") -> None:
+        """Load the library from ``folder``; compile it first if it is not there, by a command that takes GCC's options.
 
         Raises:
             KernelUnavailable: it cannot be built or loaded here.
         """
         try:
-            library = ctypes.CDLL(str(build(folder)))
+            library = ctypes.CDLL(str(build(folder, compiler)))
         except OSError as error:
             raise KernelUnavailable(f"the compiled CPU kernels do not load: {error}") from error
         self._add_norm = library.ssd_add_norm
@@ -42,7 +42,9 @@ class CpuKernels:
         self.scratch.argtypes, self.scratch.restype = (_POINTER,), _INT
         self.attend = library.ssd_attend
         self.attend.argtypes = (_POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT)
-        for function in (self._add_norm, self._rotate, self._gate, self.attend):
+        self.int8_linear = library.ssd_int8_linear
+        self.int8_linear.argtypes = (_POINTER, _POINTER, _POINTER, _INT, _POINTER, _INT)
+        for function in (self._add_norm, self._rotate, self._gate, self.attend, self.int8_linear):
             function.restype = None
 
     def add_norm(

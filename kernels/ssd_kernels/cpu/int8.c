@@ -1,0 +1,109 @@
+/* Linear layers with int8 weights: rows are rounded to int8 as they come, sums are integers, so nothing depends on order.
+ * Products of floats are rounded before they are added to anything: every processor gives the same bits. */
+#ifdef __clang__
+#pragma STDC FP_CONTRACT OFF
+#else
+#pragma GCC optimize("fp-contract=off")
+#endif
+
+#include "vector.h"
+
+#define OUTPUTS (2 * LANES) /* outputs per step */
+#define ZERO 128            /* added to rounded inputs: the instruction multiplies unsigned with signed numbers */
+#define MOST_ROWS 8         /* rows per step */
+
+/* sum[i] += the product of 4 inputs with the 4 weights of output i */
+INLINE vi multiply4(vi sum, const uint8_t *inputs, const int8_t *weights) {
+    int32_t four;
+    memcpy(&four, inputs, sizeof four);
+#ifdef __AVX512VNNI__
+    return (vi)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(four), _mm512_loadu_si512(weights));
+#else
+    for (int i = 0; i < LANES; i++)
+        for (int j = 0; j < 4; j++) sum[i] += (int32_t)inputs[j] * weights[4 * i + j];
+    return sum;
+#endif
+}
+
+/* x [width] to bytes, round(x / scale) + ZERO, padded with ZERO; returns scale = max |x| / 127, or NaN if x is not finite. */
+INLINE float quantise(const void *x, int64_t width, int64_t padded, uint8_t *to, int bf16) {
+    vi largest = {0};
+    for (int64_t i = 0; i < width; i += LANES) {
+        vi bits = (vi)load_first(at(x, i, bf16), width - i, bf16) & 0x7fffffff, more = bits > largest;
+        largest = (more & bits) | (~more & largest);
+    }
+    int32_t top = 0;
+    for (int i = 0; i < LANES; i++) top = largest[i] > top ? largest[i] : top;
+    float most;
+    memcpy(&most, &top, sizeof most);
+    const float inverse = most > 0 ? 127.0f / most : 0.0f;
+    memset(to + width, ZERO, padded - width);
+    for (int64_t i = 0; i < width; i += LANES) {
+        const int64_t n = width - i < LANES ? width - i : LANES;
+        vf shifted = load_first(at(x, i, bf16), n, bf16) * inverse + 12582912.0f; /* 1.5 * 2^23: rounds to integers */
+        vi rounded = (vi)shifted - 0x4b400000 + ZERO;
+        uint8_t bytes[LANES];
+        for (int j = 0; j < LANES; j++) bytes[j] = (uint8_t)rounded[j];
+        memcpy(to + i, bytes, n);
+    }
+    return most <= 3.4e38f ? most / 127.0f : (float)__builtin_nanf("");
+}
+
+typedef struct {
+    const int8_t *weights;   /* [outputs / 32, width / 4, 32, 4], both rounded up, missing weights 0 */
+    const float *scales;     /* [outputs, rounded up] */
+    const int32_t *excess;   /* [outputs, rounded up]: ZERO times the sum of an output's weights */
+    const float *bias;       /* [outputs, rounded up] */
+    int64_t inputs, outputs;
+} Layer;
+
+INLINE void rows_of(const Layer *layer, int64_t block, const uint8_t *inputs, const float *scales, int64_t padded,
+                    void *out, int rows, int bf16) {
+    const int8_t *weights = layer->weights + block * padded * OUTPUTS;
+    vi sum[MOST_ROWS][2];
+    for (int r = 0; r < rows; r++) sum[r][0] = sum[r][1] = (vi){0};
+    for (int64_t i = 0; i < padded; i += 4) {
+        for (int r = 0; r < rows; r++) {
+            sum[r][0] = multiply4(sum[r][0], inputs + r * padded + i, weights + i * OUTPUTS);
+            sum[r][1] = multiply4(sum[r][1], inputs + r * padded + i, weights + i * OUTPUTS + 4 * LANES);
+        }
+    }
+    for (int half = 0; half < 2; half++) {
+        const int64_t first = block * OUTPUTS + half * LANES;
+        if (first >= layer->outputs) return;
+        vi excess;
+        memcpy(&excess, layer->excess + first, sizeof excess);
+        for (int r = 0; r < rows; r++) {
+            vf y = __builtin_convertvector(sum[r][half] - excess, vf) * (load(layer->scales + first, 0) * scales[r]);
+            y += load(layer->bias + first, 0);
+            store_first((void *)at(out, r * layer->outputs + first, bf16), y, layer->outputs - first, bf16);
+        }
+    }
+}
+
+INLINE void linear(const Layer *layer, const void *x, void *out, int64_t rows, char *scratch, int bf16) {
+    const int64_t padded = (layer->inputs + 3) / 4 * 4;
+    float *scales = (float *)scratch;
+    uint8_t *inputs = (uint8_t *)(scales + rows);
+    for (int64_t r = 0; r < rows; r++)
+        scales[r] = quantise(at(x, r * layer->inputs, bf16), layer->inputs, padded, inputs + r * padded, bf16);
+    for (int64_t block = 0; block * OUTPUTS < layer->outputs; block++) {
+        int64_t r = 0;
+#define STEP(n) \
+    for (; r + n <= rows; r += n) \
+        rows_of(layer, block, inputs + r * padded, scales + r, padded, (void *)at(out, r * layer->outputs, bf16), n, bf16)
+        STEP(8);
+        STEP(4);
+        STEP(2);
+        STEP(1);
+#undef STEP
+    }
+}
+
+/* out [T, outputs] = x [T, inputs] W^T + bias; scratch: (4 + inputs rounded up to 4) bytes per row. */
+void ssd_int8_linear(const Layer *layer, const void *x, void *out, int64_t rows, char *scratch, int64_t bf16) {
+    if (bf16)
+        linear(layer, x, out, rows, scratch, 1);
+    else
+        linear(layer, x, out, rows, scratch, 0);
+}
