@@ -60,6 +60,14 @@ def test_prefill_alone_takes_a_whole_chunk_and_beside_trees_what_is_left() -> No
     assert grants(scheduler, prefill("p", rows=3), tree("x", rows=200)) == {"x": 61, "p": 3}
 
 
+def test_weights_are_by_the_name_of_a_target_or_by_the_id_of_one_replica() -> None:
+    scheduler = Scheduler(64, 256, {"llama-70b": 2.0, "qwen-0000000b": 3.0})
+    assert [scheduler.weight(f"llama-70b-0000000{i}") for i in range(2)] == [2.0, 2.0]
+    assert [scheduler.weight(f"qwen-0000000{i}") for i in "ab"] == [1.0, 3.0]
+    scheduler.weights = {"qwen": 5.0}
+    assert (scheduler.weight("llama-70b-00000000"), scheduler.weight("qwen-0000000a")) == (1.0, 5.0)
+
+
 def test_targets_share_a_full_step_by_weight() -> None:
     crowd = [tree(f"a{i}", "a", 16, 0.1) for i in range(10)] + [tree("b", "b", 16, 0.9)]
     even = grants(Scheduler(20, 256), *crowd)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from ssd_cluster.config import Device, ModelSettings
+from ssd_cluster.errors import ConfigError
+from ssd_cluster.serve import local
 from ssd_cluster.serve.args import AppArgs, DraftAppArgs, ServeFile, TargetAppArgs
 from ssd_cluster.serve.fit import Group, Node, fit, groups_of
 from ssd_cluster.serve.placement import Placement, demand_of, matches
@@ -205,3 +209,18 @@ def test_groups_of_a_file() -> None:
     assert (drafts.replicas, drafts.per_node, drafts.selector) == (0, 1, {"role": "draft"})
     assert groups_of(file, everything=True)[0].replicas == 3
     assert (llama.replicas, llama.ranks, llama.strategy, llama.bundle) == (2, 2, "SPREAD", {"CPU": 1, "GPU": 1})
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ({"label_selector": {"role": "draft"}}, "no node has the labels role=draft"),
+        ({"resources": {"fast": 1}}, "a replica takes 1 CPU, 1 fast, more than any node has"),
+    ],
+)
+def test_this_machine_alone_has_no_labels_and_no_resources(place: dict[str, Any], said: str, tmp_path: Path) -> None:
+    target = {"mode": "ar", "model": {"path": "m"}, "placement": place}
+    path = tmp_path / "serve.yaml"
+    path.write_text(yaml.safe_dump({"applications": [{"name": "t", "args": {"target": target}}]}))
+    with pytest.raises(ConfigError, match=f"t: {said}"):
+        local.serve(path)
