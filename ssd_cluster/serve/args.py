@@ -219,6 +219,9 @@ class Application(Settings):
         for options in self.deployments:
             if options.name != wanted:
                 raise ValueError(f"deployments: this application has the deployment {wanted!r}, not {options.name!r}")
+            scales = self.args.draft is not None and self.args.draft.autoscaling is not None
+            if scales and "num_replicas" in options.model_fields_set:
+                raise ValueError("deployments: num_replicas fixes what draft.autoscaling changes: remove one of them")
         return self
 
     @property

@@ -13,7 +13,7 @@ from ssd_cluster.serve.fit import Node
 
 CALL_S = 30.0
 APPLICATIONS = "/api/serve/applications/"
-NODES = "/api/v0/nodes?detail=1&limit=10000"
+NODES = "/api/v0/nodes?limit=10000"
 _HINT = "is Ray running there, started with its dashboard? name the dashboard with --address http://HOST:8265"
 
 

@@ -177,7 +177,8 @@ def _say_plan(placed: Fit, notes: tuple[str, ...], nodes: list[Node]) -> None:
         say("note: no place for everything was found, and none was ruled out: Ray decides")
     for note in notes:
         say(f"note: {note}")
-    say(f"everything fits the {len(nodes)} nodes of the cluster" if placed.places else "the cluster was looked at")
+    if not placed.unsure and not placed.mistakes:
+        say(f"everything fits the {len(nodes)} nodes of the cluster")
 
 
 def _host(http: HttpSettings, nodes: list[Node]) -> str | None:

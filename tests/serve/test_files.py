@@ -158,6 +158,17 @@ def test_replicas_of_a_deployment(tmp_path: Path) -> None:
     ]
 
 
+def test_a_pool_that_scales_has_no_fixed_number(tmp_path: Path) -> None:
+    changed = content()
+    changed["applications"][0]["args"]["draft"]["autoscaling"] = {"max_replicas": 2}
+    changed["applications"][0]["deployments"] = [{"name": "draft", "user_config": {"target_weights": {"x": 2.0}}}]
+    path = tmp_path / "serve.yaml"
+    path.write_text(yaml.safe_dump(changed))
+    assert read_serve_file(path).applications[0].most_replicas == 2
+    changed["applications"][0]["deployments"][0]["num_replicas"] = 2
+    assert "num_replicas fixes what draft.autoscaling changes" in mistakes(tmp_path, changed)[0]
+
+
 def test_serve_itself_sees_the_type_of_the_builders_argument() -> None:
     api = pytest.importorskip("ray.serve._private.api")
     from ssd_cluster.serve.app import build
