@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from ssd_cluster.config import DraftSettings, HttpAccess, HttpSettings, Settings, TargetSettings, distrust
 from ssd_cluster.config_link import guarded, is_loopback
 from ssd_cluster.errors import ConfigError
-from ssd_cluster.serve.changes import changed_speculation, draft_changes, target_changes
+from ssd_cluster.serve.changes import changed_speculation, draft_update, target_changes
 from ssd_cluster.serve.placement import Placement, unsuitable
 from ssd_cluster.types import Mode
 
@@ -151,16 +151,7 @@ def changed_draft(args: DraftAppArgs, user_config: dict[str, Any]) -> DraftAppAr
     Raises:
         ConfigError: it does not fit.
     """
-    changes = draft_changes(user_config)
-    update: dict[str, Any] = {}
-    if changes.target_weights is not None:
-        update["target_weights"] = changes.target_weights
-    shares = {name: value for name, value in changes.autoscaling.model_dump().items() if value is not None}
-    if shares and args.autoscaling is None:
-        raise ConfigError("user_config.autoscaling: these drafts do not scale: set args.draft.autoscaling")
-    if shares and args.autoscaling is not None:
-        update["autoscaling"] = args.autoscaling.model_copy(update=shares)
-    return args.model_copy(update=update)
+    return args.model_copy(update=draft_update(user_config, args.autoscaling))
 
 
 class AppArgs(Settings):

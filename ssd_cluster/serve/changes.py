@@ -69,12 +69,26 @@ def target_changes(user_config: dict[str, Any]) -> TargetChanges:
     return _parsed(TargetChanges, user_config)
 
 
-def draft_changes(user_config: dict[str, Any]) -> DraftChanges:
-    """
+def draft_update(user_config: dict[str, Any], scaling: Settings | None) -> dict[str, Any]:
+    """Fields of drafts' arguments with what a ``user_config`` makes of them.
+
+    Args:
+        user_config: of the drafts.
+        scaling: their ``autoscaling``.
+
     Raises:
-        ConfigError: it is no ``user_config`` of drafts; one sentence per mistake.
+        ConfigError: it is no ``user_config`` of drafts, one sentence per mistake, or of drafts that do not scale.
     """
-    return _parsed(DraftChanges, user_config)
+    changes = _parsed(DraftChanges, user_config)
+    update: dict[str, Any] = {}
+    if changes.target_weights is not None:
+        update["target_weights"] = changes.target_weights
+    shares = _given(changes.autoscaling)
+    if shares and scaling is None:
+        raise ConfigError("user_config.autoscaling: these drafts do not scale: set args.draft.autoscaling")
+    if shares and scaling is not None:
+        update["autoscaling"] = scaling.model_copy(update=shares)
+    return update
 
 
 def changed_speculation(settings: TargetSettings, changes: TargetChanges) -> SpeculationSettings:

@@ -88,7 +88,7 @@ def wait_until_running(
     failed: dict[str, str] = {}
     said = clock()
     while waiting:
-        applications = details().get("applications", {})
+        applications = _applications(details, patient=clock() < deadline)
         for name in list(waiting):
             state = applications.get(name, {})
             status = state.get("status", "NOT_STARTED")
@@ -113,6 +113,18 @@ def wait_until_running(
         sleep(POLL_S if waiting else 0)
     if failed:
         raise StartupError("\n".join(f"{name} does not run: {why}" for name, why in failed.items()))
+
+
+def _applications(details: Callable[[], Mapping[str, Any]], *, patient: bool) -> Mapping[str, Any]:
+    """Applications by name; none while a busy dashboard does not answer, unless it is too late for patience."""
+    try:
+        found: Mapping[str, Any] = details().get("applications", {})
+    except StartupError as error:
+        if not patient:
+            raise
+        say(f"note: {error.message}")
+        return {}
+    return found
 
 
 def _messages(state: Mapping[str, Any]) -> list[str]:

@@ -58,6 +58,7 @@ class DraftPool:
 
     Attributes:
         times: how long the drafts take.
+        openings: where sessions are opened, and how many rows they ask for.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class DraftPool:
     ) -> None:
         self.links = links
         rows = settings.speculation.rows if settings.mode is Mode.SSD else 0
-        self._openings = Openings(links, desk, settings.speculation, rows, clock)
+        self.openings = Openings(links, desk, settings.speculation, rows, clock)
         self._breaker = settings.breaker
         self._vocabulary = vocabulary
         self._laws = laws
@@ -86,7 +87,7 @@ class DraftPool:
 
     @property
     def leases(self) -> LeaseDesk | None:
-        return self._openings.desk
+        return self.openings.desk
 
     @property
     def usable(self) -> bool:
@@ -109,10 +110,6 @@ class DraftPool:
             if self.leases is not None:
                 self.leases.visit_wanted = False
 
-    def retune(self, rows: int) -> None:
-        """From now on sessions ask for so many rows."""
-        self._openings.retune(rows)
-
     def shut(self) -> None:
         """The target stops: give all leases back, close every link."""
         if self.leases is not None:
@@ -132,11 +129,11 @@ class DraftPool:
     def open(self, session: Session) -> bool:
         """Open a detached session where there is room; False if there is none now."""
         self.times.asked(session, self._clock())
-        return self._openings.open(session)
+        return self.openings.open(session)
 
     def ceilings(self, session: Session, n_left: int, due_us: int) -> Ceilings:
         """What the next commit allows (``Openings.ceilings``)."""
-        return self._openings.ceilings(session, n_left, due_us)
+        return self.openings.ceilings(session, n_left, due_us)
 
     def send(self, rows: Iterable[tuple[Session, CommitRow]]) -> None:
         """Send commit rows, and what partner sessions must hear of them; one frame per replica."""
@@ -162,7 +159,7 @@ class DraftPool:
         if session.replica is not None:
             session.replica.sessions.pop(session.id, None)
         session.detach()
-        self._openings.drop(session)
+        self.openings.drop(session)
 
     def close(self, session: Session, retry_at: float = 0.0) -> None:
         """End a session that the draft does not know to be over (abort, detach)."""
@@ -182,11 +179,11 @@ class DraftPool:
         if replica.breaker.record(late, now):
             logger.warning("draft_late replica=%s sessions=%d", replica.name, len(replica.sessions))
             self._metrics.draft_failures.labels("late").inc()
-            self._openings.avoid(replica)
+            self.openings.avoid(replica)
             for other in list(replica.sessions.values()):
                 self.close(other)
         elif session.late_rounds >= self._breaker.window:
-            self._openings.avoid(replica)
+            self.openings.avoid(replica)
             self.close(session, now + self._breaker.retry_s)
 
     def receive(self) -> None:
@@ -198,7 +195,7 @@ class DraftPool:
     def tick(self) -> None:
         """Connections, leases and byte counters; call it every round and when idle."""
         self.links.tick(self._clock())
-        self._openings.tick()
+        self.openings.tick()
 
     def _handle(self, replica: DraftReplica, message: Message, now: float) -> None:
         if isinstance(message, BlockBatch):
@@ -262,18 +259,18 @@ class DraftPool:
             self._catch_up(session, nack.have_len)
         elif code in _REOPENINGS or code is NackCode.GAP:
             if session.may_reopen(now):
-                self._openings.reopen(session, replica)
+                self.openings.reopen(session, replica)
             else:
                 self._refuse(session, f"{code.value} three times")
         elif code in _REFUSALS:
             self._refuse(session, code.value)
         else:
             pause = max(nack.retry_after_ms / 1000, self._breaker.retry_s)
-            self._openings.avoid(replica)
+            self.openings.avoid(replica)
             self.forget(session)
             session.detach(now + pause)
             if code is NackCode.DRAINING:
-                self._openings.move(session, replica)
+                self.openings.move(session, replica)
 
     def _refuse(self, session: Session, why: str) -> None:
         """No draft for this choice any more."""
@@ -293,10 +290,10 @@ class DraftPool:
         """Credits shrank or the draft drains: give up the lowest priority, newest first, or move."""
         if replica.draining:
             for session in list(replica.sessions.values()):
-                self._openings.move(session, replica)
+                self.openings.move(session, replica)
             return
         sessions = sorted(replica.sessions.values(), key=lambda s: s.terms.priority, reverse=True)
         while sessions and (
-            len(sessions) > replica.session_credit or (self._openings.rows and replica.rows_each(1, len(sessions)) < 1)
+            len(sessions) > replica.session_credit or (self.openings.rows and replica.rows_each(1, len(sessions)) < 1)
         ):
             self.close(sessions.pop(), now + self._breaker.retry_s)

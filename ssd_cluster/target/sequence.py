@@ -100,7 +100,9 @@ class Choice:
         if self.draws is not None:
             self.draws.k = k
         if self.session is not None:
-            self.session.terms = replace(self.session.terms, k=k)
+            terms = replace(self.session.terms, k=k)
+            for session in self.session.group:
+                session.terms = terms
 
     def draft_room(self) -> int:
         """Most tokens to propose next: one of those left is the target's own, and a draft must be told all of them."""

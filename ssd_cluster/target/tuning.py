@@ -76,7 +76,7 @@ class Tuning:
         self._pilot.retune(settings)
         self._proposer.settings = now
         self._proposer.estimator.policy = make_policy(now.miss_policy)
-        self._drafts.retune(now.rows if settings.mode is Mode.SSD else 0)
+        self._drafts.openings.retune(now.rows if settings.mode is Mode.SSD else 0)
         self._verifier.rules = rules_for(now.kind, now.rule.value)
         for live in lives:
             self._follow(live)

@@ -282,6 +282,22 @@ def test_waiting_says_what_changes_and_ends_at_the_deadline(content: Any, capsys
     assert 2 <= len(heartbeats) <= 4
 
 
+def test_a_dashboard_that_does_not_answer_for_a_while_is_waited_for(content: Any, capsys: Said) -> None:
+    now = [0.0]
+
+    def details() -> dict[str, Any]:
+        now[0] += 1.0
+        if now[0] < 3.0 or now[0] > 10.0:
+            raise StartupError("it is busy")
+        return {"applications": {name: {"status": "RUNNING"} for name in ("drafts", "llama")}}
+
+    wait_until_running(two(content), details, 5.0, lambda: now[0], lambda _: None)
+    assert capsys.readouterr().out.count("note: it is busy") == 2
+    now[0] = 10.0
+    with pytest.raises(StartupError, match="it is busy"):
+        wait_until_running(two(content), details, 10.0, lambda: now[0], lambda _: None)
+
+
 def test_the_reason_is_our_own_error_where_there_is_one() -> None:
     trace = "Traceback\n  File x\nray.exceptions.RayTaskError: x\nssd_cluster.errors.ConfigError: no such model\nend"
     assert reason([trace]) == "no such model"
