@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from support.lessors import BookLessor
 from support.live_cluster import Reference, until, write_checkpoints
 
 from ssd_cluster.config import DraftSettings
-from ssd_cluster.errors import EngineStopped, LinkError
+from ssd_cluster.errors import ConfigError, EngineStopped, LinkError
 from ssd_cluster.serve.args import TargetAppArgs
 from ssd_cluster.serve.draft_service import DraftService
 from ssd_cluster.serve.files import read_serve_file
@@ -76,8 +78,8 @@ def text(folder: Path) -> str:
         engine.close()
 
 
-def ask(service: TargetService) -> dict[str, Any]:
-    body = {"messages": HELLO, "max_tokens": 40, "temperature": 0.9, "seed": 5, "ignore_eos": True}
+def ask(service: TargetService, **params: Any) -> dict[str, Any]:
+    body = {"messages": HELLO, "max_tokens": 40, "temperature": 0.9, "seed": 5, "ignore_eos": True, **params}
 
     async def post() -> dict[str, Any]:
         transport = httpx.ASGITransport(app=service.app())
@@ -131,6 +133,35 @@ def test_a_draft_is_found_again_at_its_new_endpoint(pair: Pair, text: str) -> No
     ready(service)
     assert second.endpoint()["incarnation"] != first.endpoint()["incarnation"]
     assert said(ask(service)) == (text, True)
+
+
+def test_user_config_changes_a_running_answer_and_not_its_text(pair: Pair, folder: Path) -> None:
+    long = {"max_tokens": 240, "temperature": 0.9, "seed": 5, "ignore_eos": True}
+    engine = Reference(pair.checkpoints.target)
+    expected = engine.texts(engine.tokenizer.apply_chat_template(HELLO), **long)[0]
+    engine.close()
+    draft = pair.draft()
+    service = pair.target(lambda: draft)
+    ready(service)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(ask, service, **long)
+        until(lambda: service.status()["running"] == 1, "it runs", DEADLINE_S)
+        seen = []
+        for k in itertools.cycle((1, 4, 2)):
+            service.reconfigure({"speculation": {"k": k, "rows": 2 + k}})
+            until(lambda k=k: service.status()["speculation"]["k"] == k, f"k = {k} is in force", DEADLINE_S)
+            if answer.done():
+                break
+            seen.append(k)
+        assert len(seen) >= 3, "no change fell into the answer"
+        assert said(answer.result()) == (expected, True)
+    with pytest.raises(ConfigError, match="kind: cannot change in place"):
+        service.reconfigure({"speculation": {"k": 3, "kind": "dense"}})
+    assert service.status()["speculation"]["k"] == k
+    service.reconfigure({})
+    until(lambda: service.status()["speculation"]["k"] == 3, "all is as in the arguments", DEADLINE_S)
+    draft.reweigh({"tiny": 2.0})
+    assert said(ask(service, **long)) == (expected, True)
 
 
 def test_a_draft_that_cannot_be_found_is_done_without(pair: Pair, text: str) -> None:
