@@ -140,9 +140,11 @@ def _progress(state: Mapping[str, Any]) -> str:
 
 
 def _waits_for(state: Mapping[str, Any]) -> str:
-    """The last thing Serve says of it; where it says nothing, how far it is."""
-    said = [line.strip() for message in _messages(state) for line in message.splitlines() if line.strip()]
-    return said[-1] if said else _progress(state)
+    """What Serve says of it, of a traceback the reason; where it says nothing, how far it is."""
+    said = [message for message in _messages(state) if message.strip()]
+    if not said:
+        return _progress(state)
+    return reason(said) if any("Traceback" in message for message in said) else " ".join(" ".join(said).split())
 
 
 def _reachable(file: ServeFile, nodes: list[Node]) -> Findings:
