@@ -7,6 +7,7 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def fetch(url: str, key: str | None = None) -> dict[str, Any]:
         headers = {"authorization": f"Bearer {key}"} if key is not None else {}
         with urllib.request.urlopen(urllib.request.Request(place, headers=headers), timeout=_ANSWER_S) as answer:
             view: dict[str, Any] = json.load(answer)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         reason = f"HTTP {error.code}" if isinstance(error, urllib.error.HTTPError) else str(error)
         raise StartupError(f"{place}: {reason}; name a served target with --url") from None
     return view

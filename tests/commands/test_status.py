@@ -103,3 +103,5 @@ def test_refusals_say_where_and_why(url: str, capsys: pytest.CaptureFixture[str]
         port = probe.getsockname()[1]
         assert main(["status", "--url", f"http://127.0.0.1:{port}"]) == 1
     assert f"127.0.0.1:{port}/v1/cluster" in capsys.readouterr().err
+    assert main(["status", "--url", "http://127.0.0.1:8000x"]) == 1
+    assert "name a served target with --url" in capsys.readouterr().err
