@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from support.faults.pair_cases import draft_has_another_tokenizer, draft_restarts, link_is_cut
 from support.faults.pair_scene import PairScene
+from support.faults.trial import SPECULATION
 from support.tiny import make_checkpoint, perturb
 
 pytestmark = pytest.mark.timeout(300)
@@ -17,7 +18,8 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PairScene]:
     folder = tmp_path_factory.mktemp("pair")
     target = make_checkpoint(folder / "target", max_context=2048)
     draft = perturb(target, folder / "draft")
-    with PairScene(target, draft, max_tokens=300, breaker={"retry_s": 0.05}) as made:
+    patient = {"speculation": {**SPECULATION, "wait_ms": 500.0}, "breaker": {"retry_s": 0.05}}  # on a busy machine
+    with PairScene(target, draft, max_tokens=300, **patient) as made:
         yield made
 
 
