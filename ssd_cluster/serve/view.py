@@ -82,21 +82,31 @@ def _ask_all() -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
 
 def _replicas() -> list[tuple[dict[str, Any], str]]:
     """Where each replica is, and the name of its actor."""
+    return places(_get_global_client().get_serve_details()["applications"])
+
+
+def places(applications: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
+    """Replicas in Serve's details: (application, replica, node, state), and the name of the actor.
+
+    A replica that is about to start has no node and may have no actor: None, and an empty name.
+    """
     found = []
-    for application, details in _get_global_client().get_serve_details()["applications"].items():
+    for application, details in applications.items():
         for deployment in details["deployments"].values():
             for replica in deployment["replicas"]:
                 place = {
                     "application": application,
                     "replica": replica["replica_id"],
-                    "node": replica["node_ip"],
+                    "node": replica.get("node_ip"),
                     "state": replica["state"],
                 }
-                found.append((place, replica["actor_name"]))
+                found.append((place, replica.get("actor_name") or ""))
     return found
 
 
 def _ask(actor: str) -> Any:
+    if not actor:
+        return None
     try:
         return ray.get_actor(actor, namespace=_NAMESPACE).record_routing_stats.remote()
     except (ValueError, RayError):  # it is just starting, or has just gone
