@@ -6,11 +6,13 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup run test check format proto bench bench-pool record-oracle clean
+.PHONY: help setup run test faults test-cluster-ssh check format proto bench bench-pool record-oracle clean
 
 help:
 	@echo "make run            serve SmolLM2-135M-Instruct on http://127.0.0.1:8000 (PORT=, CONFIG= change that)"
 	@echo "make test           run the tests"
+	@echo "make faults         stop, kill and cut off real processes; the table of docs/failures.md"
+	@echo "make test-cluster-ssh  ray up over SSH on hosts of this machine, serve deploy, ray down (root)"
 	@echo "make check          lint, types, import law"
 	@echo "make bench          measure ar, sd and ssd on this machine (PROMPTS=FILE.jsonl)"
 	@echo "make bench-pool     load one draft with many replayed targets: capacity, sharing, overload, latency (10 minutes)"
@@ -38,6 +40,13 @@ run: $(VENV)/.runtime
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest
+
+# ONLY="link-cut restart" runs and prints some of them
+faults: $(VENV)/.dev
+	PYTHONPATH=tests $(BIN)/python -m support.faults $(if $(ONLY),--only $(ONLY),--write docs/failures.md)
+
+test-cluster-ssh: $(VENV)/.dev
+	PYTHONPATH=tests $(BIN)/python -m support.ssh_cluster
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
