@@ -83,20 +83,6 @@ def controller_is_killed(scene: PoolScene) -> Outcome:
     return made
 
 
-def node_is_killed(scene: PoolScene) -> Outcome:
-    trial = Trial(scene, "a draft's node killed (raylet and all its processes)")
-    wait_for(lambda: _on_the_node(scene), "a session is on the second node")
-    before = trial.failures("stream")
-    trial.strikes()
-    scene.kill_node()
-    trial.counted("stream", before)
-    trial.drafts_help()
-    made = trial.outcome("recovery: sessions on the draft of the other node")
-    scene.renew_node()
-    scene.whole()
-    return made
-
-
 def target_is_killed(scene: PoolScene) -> Outcome:
     trial = Trial(scene, "target killed (SIGKILL)")
     wait_for(lambda: _held(scene) == (2, 2), "the drafts hold both sessions and their leases")
@@ -120,7 +106,6 @@ CASES: dict[str, Callable[[PoolScene], Outcome]] = {
     "draft-stalls": draft_stalls,
     "scale-down": pool_scales_down,
     "controller-killed": controller_is_killed,
-    "node-killed": node_is_killed,
     "target-killed": target_is_killed,
 }
 
@@ -141,10 +126,6 @@ def _held(scene: PoolScene) -> tuple[int, int]:
     """Sessions and leases of all drafts."""
     drafts = scene.drafts().values()
     return sum(one["sessions"] for one in drafts), sum(one["leases"] for one in drafts)
-
-
-def _on_the_node(scene: PoolScene) -> bool:
-    return any(one["sessions"] and scene.on_the_node(one) for one in scene.drafts().values())
 
 
 def _answers(scene: PoolScene, old: int) -> bool:
