@@ -175,6 +175,12 @@ class TargetSettings(Settings):
         return self.mode is not Mode.AR and self.speculation.k > 0 and self.speculation.ratio
 
     @model_validator(mode="after")
+    def _weights_are_named(self) -> TargetSettings:
+        if self.model.weights == "auto":
+            raise ValueError("model.weights auto is for drafts: a target's text must not depend on a compiler")
+        return self
+
+    @model_validator(mode="after")
     def _laws_need_trust(self) -> TargetSettings:
         if self.uses_laws and self.trust_domain is None:
             raise ValueError(

@@ -34,7 +34,8 @@ class ModelSettings(Settings):
     threads (None: one per core, or 1). ``kv_tokens``: capacity of the KV pool in tokens. ``attention``: "sdpa" runs
     everywhere, "flashinfer" on CUDA in bfloat16. ``cpu_kernels``: "auto" compiles kernels in C once where a compiler is
     installed and runs them on the CPU; "off" keeps to torch. ``weights``: "int8" rounds weights and inputs of linear
-    layers to 8 bits (CPU, one rank); the text is then that of the rounded model.
+    layers to 8 bits (CPU, one rank); the text is then that of the rounded model. "auto", for drafts, does so where the
+    kernels for it run: a draft never changes the text.
 
     ``tensor_parallel``: ranks that share every layer (docs/tensor-parallel.md). ``cores`` are then divided among them,
     ``threads`` are per rank. ``rank_timeout_s``: longest wait of a rank for another within a forward.
@@ -50,7 +51,7 @@ class ModelSettings(Settings):
     block_size: int = Field(default=16, ge=1, le=256)
     attention: Literal["sdpa", "flashinfer"] = "sdpa"
     cpu_kernels: Literal["auto", "off"] = "auto"
-    weights: Literal["dtype", "int8"] = "dtype"
+    weights: Literal["dtype", "int8", "auto"] = "dtype"
     prefix_cache: bool = True
     tensor_parallel: int = Field(default=1, ge=1, le=64)
     rank_timeout_s: float = Field(default=RANK_TIMEOUT_S, gt=0)

@@ -41,6 +41,11 @@ def _checked(folder: Path, dtype: torch.dtype) -> CpuKernels:
     return kernels
 
 
+def rounded(settings: ModelSettings, kernels: CpuKernels | None) -> bool:
+    """Whether linear layers have int8 weights."""
+    return kernels is not None if settings.weights == "auto" else settings.weights == "int8"
+
+
 def layers(
     settings: ModelSettings, kernels: CpuKernels | None, dtype: torch.dtype, device: torch.device
 ) -> LinearFactory:
@@ -49,7 +54,7 @@ def layers(
     Raises:
         ConfigError: int8 weights are asked for, and the kernels for them are not there.
     """
-    if settings.weights != "int8":
+    if not rounded(settings, kernels):
         return linear_backend(dtype, device)
     if kernels is None:
         raise ConfigError(

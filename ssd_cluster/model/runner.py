@@ -13,7 +13,7 @@ from ssd_cluster.config import ModelSettings
 from ssd_cluster.errors import CheckpointError, ConfigError
 from ssd_cluster.model.batch import ForwardBatch
 from ssd_cluster.model.checkpoint import Checkpoint, open_checkpoint, resolve_checkpoint
-from ssd_cluster.model.cpu_kernels import attention, cpu_kernels, layers, row_ops
+from ssd_cluster.model.cpu_kernels import attention, cpu_kernels, layers, rounded, row_ops
 from ssd_cluster.model.decoder import Decoder
 from ssd_cluster.model.decoder_config import DecoderConfig, parse_config
 from ssd_cluster.model.device import pin_thread, resolve_device, resolve_dtype, set_threads
@@ -194,7 +194,7 @@ def load_part(
         pool=pool,
         tails=tails,
         output_ids=weights.output_ids,
-        model_hash=checkpoint.hash + ("-int8" if settings.weights == "int8" else ""),
+        model_hash=checkpoint.hash + ("-int8" if rounded(settings, kernels) else ""),
         device=device,
         dtype=dtype,
     )

@@ -15,7 +15,7 @@ from support.compiled import compiled
 from support.model import load, random_tokens, run_whole
 from support.tiny import make_checkpoint
 
-from ssd_cluster.config import DType, ModelSettings
+from ssd_cluster.config import DType, ModelSettings, TargetSettings
 from ssd_cluster.errors import ConfigError
 from ssd_cluster.model import cpu_kernels as chosen
 from ssd_cluster.model.batch import CausalSpan, ForwardBatch, TreeSpan
@@ -169,3 +169,14 @@ def test_int8_weights_without_a_compiler_are_a_clear_error(tmp_path: Path, monke
     monkeypatch.setenv("SSD_CLUSTER_CACHE", str(tmp_path / "cache"))
     with pytest.raises(ConfigError, match="install a C compiler or use weights dtype"):
         load(folder, weights="int8")
+
+
+def test_a_draft_may_leave_int8_to_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_checkpoint(tmp_path / "model")
+    rounded, chosen, plain = load(folder, weights="int8"), load(folder, weights="auto"), load(folder)
+    assert chosen.model_hash == rounded.model_hash != plain.model_hash
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("SSD_CLUSTER_CACHE", str(tmp_path / "cache"))
+    assert load(folder, weights="auto").model_hash == plain.model_hash
+    with pytest.raises(ValidationError, match="weights auto is for drafts"):
+        TargetSettings(model=ModelSettings(path="some/model", weights="auto"))
