@@ -23,6 +23,7 @@ from ssd_cluster.bench.options import (
     numbers,
     positive,
     progress,
+    workload_grid,
 )
 from ssd_cluster.bench.report import table, write_json
 from ssd_cluster.bench.spec import EngineSpec, PairOptions, engine_spec, traced
@@ -98,21 +99,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _workloads(arguments: argparse.Namespace) -> list[Workload]:
     prompts = load_prompts(arguments.prompts, arguments.limit)
-    return [
-        Workload(
-            prompts=prompts,
-            max_tokens=arguments.max_tokens,
-            temperature=temperature,
-            top_p=arguments.top_p,
-            top_k=arguments.top_k,
-            seed=arguments.seed,
-            batch=batch,
-            raw=arguments.raw,
-            ignore_eos=arguments.ignore_eos,
-        )
-        for temperature in numbers(arguments.temperature, float, "temperature")
-        for batch in numbers(arguments.batch, positive, "batch")
-    ]
+    temperatures = numbers(arguments.temperature, float, "temperature")
+    return workload_grid(arguments, prompts, temperatures, numbers(arguments.batch, positive, "batch"))
 
 
 def _lineup(arguments: argparse.Namespace, modes: Sequence[Mode], max_batch: int) -> list[tuple[str, EngineSpec]]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from ssd_cluster import __version__
+from ssd_cluster.bench.handle import Workload
 from ssd_cluster.config import DType
 from ssd_cluster.errors import ConfigError
 
@@ -43,6 +44,27 @@ def add_prompts(parser: argparse.ArgumentParser, max_tokens: int) -> None:
     add("--top-k", type=int, default=0)
     add("--raw", action="store_true", help="prompts are text to continue, not turns of a chat")
     add("--ignore-eos", action="store_true", help="always generate --max-tokens tokens")
+
+
+def workload_grid(
+    arguments: argparse.Namespace, prompts: tuple[str, ...], temperatures: Sequence[float], batches: Sequence[int]
+) -> list[Workload]:
+    """What ``add_workload`` asks for, once per temperature and batch size."""
+    return [
+        Workload(
+            prompts=prompts,
+            max_tokens=arguments.max_tokens,
+            temperature=temperature,
+            top_p=arguments.top_p,
+            top_k=arguments.top_k,
+            seed=arguments.seed,
+            batch=batch,
+            raw=arguments.raw,
+            ignore_eos=arguments.ignore_eos,
+        )
+        for temperature in temperatures
+        for batch in batches
+    ]
 
 
 def machine() -> dict[str, str]:

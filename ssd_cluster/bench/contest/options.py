@@ -11,7 +11,7 @@ from typing import Any
 from ssd_cluster.bench.contest.results import Result, results_of
 from ssd_cluster.bench.contest.run import Contest, run_missing
 from ssd_cluster.bench.handle import Workload
-from ssd_cluster.bench.options import cores, machine, milliseconds, numbers, positive, progress
+from ssd_cluster.bench.options import cores, machine, milliseconds, numbers, positive, progress, workload_grid
 from ssd_cluster.bench.spec import PairOptions
 from ssd_cluster.bench.store import Store
 from ssd_cluster.bench.workload import load_prompts
@@ -49,21 +49,7 @@ def workloads_of(arguments: argparse.Namespace, temperatures: str, batches: str)
     sizes = numbers(batches, positive, "batch")
     if max(sizes) > len(prompts):
         raise ConfigError(f"a batch of {max(sizes)} needs as many prompts, there are {len(prompts)}", param="batch")
-    return [
-        Workload(
-            prompts=prompts,
-            max_tokens=arguments.max_tokens,
-            temperature=temperature,
-            top_p=arguments.top_p,
-            top_k=arguments.top_k,
-            seed=arguments.seed,
-            batch=batch,
-            raw=arguments.raw,
-            ignore_eos=arguments.ignore_eos,
-        )
-        for temperature in numbers(temperatures, float, "temperature")
-        for batch in sizes
-    ]
+    return workload_grid(arguments, prompts, numbers(temperatures, float, "temperature"), sizes)
 
 
 def pair_options(arguments: argparse.Namespace, speculation: SpeculationSettings, **more: Any) -> PairOptions:

@@ -42,7 +42,7 @@ class Load:
         self._expected = expected
         self._lock = threading.Lock()
         self._asked = 0
-        self._threads: list[threading.Thread] = []
+        self._threads: dict[int, threading.Thread] = {}
         self._wanted = 0
         self.outcome = StageOutcome()
 
@@ -51,15 +51,12 @@ class Load:
         with self._lock:
             self._wanted = streams
             self.outcome = outcome = StageOutcome()
-            self._threads = [thread for thread in self._threads if thread.is_alive()]
-            numbers = {int(thread.name) for thread in self._threads}
-            fresh = [
-                threading.Thread(target=self._stream, args=(n,), name=str(n))
-                for n in range(streams)
-                if n not in numbers
-            ]
-            self._threads += fresh
-        for thread in fresh:
+            self._threads = {n: thread for n, thread in self._threads.items() if thread.is_alive()}
+            fresh = {
+                n: threading.Thread(target=self._stream, args=(n,)) for n in range(streams) if n not in self._threads
+            }
+            self._threads |= fresh
+        for thread in fresh.values():
             thread.start()
         return outcome
 
@@ -68,7 +65,7 @@ class Load:
         with self._lock:
             self._wanted = 0
         deadline = time.monotonic() + deadline_s
-        for thread in self._threads:
+        for thread in self._threads.values():
             thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
                 with self._lock:
