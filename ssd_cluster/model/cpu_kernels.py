@@ -16,7 +16,14 @@ from ssd_cluster.model.attention import AttentionBackend, attention_backend
 from ssd_cluster.model.compiled_attention import CompiledAttention, agrees
 from ssd_cluster.model.decoder_config import DecoderConfig
 from ssd_cluster.model.kv import PagedKV, TailPool
-from ssd_cluster.model.linear import Int8Linear, LinearFactory, int8_agrees, linear_backend
+from ssd_cluster.model.linear import (
+    Int8Linear,
+    LinearFactory,
+    TiledLinear,
+    int8_agrees,
+    linear_backend,
+    tiles_agree,
+)
 from ssd_cluster.model.row_ops import CompiledRowOps, EagerRowOps, RowOps, agree
 
 log = logging.getLogger(__name__)
@@ -36,7 +43,8 @@ def cpu_kernels(settings: ModelSettings, dtype: torch.dtype, device: torch.devic
 @functools.lru_cache(maxsize=4)
 def _checked(folder: Path, dtype: torch.dtype) -> CpuKernels:
     kernels = CpuKernels(folder)
-    if not (agree(CompiledRowOps(kernels), EagerRowOps(), dtype) and agrees(kernels, dtype) and int8_agrees(kernels)):
+    right = agree(CompiledRowOps(kernels), EagerRowOps(), dtype) and agrees(kernels, dtype) and int8_agrees(kernels)
+    if not right or (kernels.tiles and not tiles_agree(kernels)):
         raise KernelUnavailable("they compute something else than torch here")
     return kernels
 
@@ -55,6 +63,8 @@ def layers(
         ConfigError: int8 weights are asked for, and the kernels for them are not there.
     """
     if not rounded(settings, kernels):
+        if kernels is not None and kernels.tiles and dtype is torch.bfloat16:
+            return functools.partial(TiledLinear, kernels)
         return linear_backend(dtype, device)
     if kernels is None:
         raise ConfigError(

@@ -20,6 +20,9 @@ class CpuKernels:
 
     The result of a row does not depend on the rows beside it. Shapes and dtypes are the caller's duty: they are not
     checked at every call.
+
+    Attributes:
+        tiles: the processor multiplies matrices by AMX tiles and lets this process do so.
     """
 
     def __init__(self, folder: Path, compiler: str = "cc") -> None:
@@ -43,9 +46,13 @@ class CpuKernels:
         self.attend = library.ssd_attend
         self.attend.argtypes = (_POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT)
         self.int8_linear = library.ssd_int8_linear
-        self.int8_linear.argtypes = (_POINTER, _POINTER, _POINTER, _INT, _POINTER, _INT)
-        for function in (self._add_norm, self._rotate, self._gate, self.attend, self.int8_linear):
+        self.int8_linear.argtypes = (_POINTER, _POINTER, _POINTER, _INT, _POINTER, _INT, _INT)
+        self.bf16_linear = library.ssd_bf16_linear
+        self.bf16_linear.argtypes = (_POINTER, _POINTER, _POINTER, _INT)
+        for function in (self._add_norm, self._rotate, self._gate, self.attend, self.int8_linear, self.bf16_linear):
             function.restype = None
+        library.ssd_tiles.restype = _INT
+        self.tiles = bool(library.ssd_tiles())
 
     def add_norm(
         self, hidden: Tensor, delta: Tensor | None, weight: Tensor, floor: float, dtype: torch.dtype
