@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from ssd_kernels.backends import KernelUnavailable
 from ssd_kernels.cpu import CpuKernels
+from ssd_kernels.philox import exponential_noise
 
 from ssd_cluster.config import ModelSettings, cache_dir
 from ssd_cluster.errors import ConfigError
@@ -44,9 +45,18 @@ def cpu_kernels(settings: ModelSettings, dtype: torch.dtype, device: torch.devic
 def _checked(folder: Path, dtype: torch.dtype) -> CpuKernels:
     kernels = CpuKernels(folder)
     right = agree(CompiledRowOps(kernels), EagerRowOps(), dtype) and agrees(kernels, dtype) and int8_agrees(kernels)
-    if not right or (kernels.tiles and not tiles_agree(kernels)):
+    if not right or not _draws_agree(kernels) or (kernels.tiles and not tiles_agree(kernels)):
         raise KernelUnavailable("they compute something else than torch here")
     return kernels
+
+
+def _draws_agree(kernels: CpuKernels) -> bool:
+    """Whether noise and the race are those of torch, on a small example."""
+    noise = kernels.exponential(-3, 7, 99, 1, 2)
+    exact = exponential_noise([-3], [7], 99, domain=1, rounds=[2])[0]
+    law = torch.linspace(1, 0, 99)
+    won = kernels.race(noise, law) == int((noise / law).argmin()) and kernels.largest(noise) == int(noise.argmax())
+    return won and torch.allclose(noise, exact, rtol=1e-6, atol=0)
 
 
 def rounded(settings: ModelSettings, kernels: CpuKernels | None) -> bool:
