@@ -226,9 +226,7 @@ class DraftLinks:
         before = replica.welcome
         if replica.state is ReplicaState.READY and before is not None and before.incarnation != welcome.incarnation:
             self._detach_all(replica)
-        replica.welcome = welcome
-        replica.state = ReplicaState.READY
-        replica.failures = 0
+        replica.welcomed(welcome)
         if self._inlet is not None and replica.stream is not None:
             self._inlet.attach(replica.stream)
         logger.info("draft_ready replica=%s draft=%s peer=%s", replica.name, welcome.draft_id, self._peer(replica))

@@ -16,8 +16,10 @@ from ssd_cluster.target.session import Session
 Connector = Callable[[Inbox], Stream]
 """Opens a stream to a draft, or raises ``LinkError``; blocks at most for its own deadline."""
 
-_BACKOFF_DOUBLINGS = 5
 _JITTER = 0.5
+_LONGEST_PAUSE_S = 3.3
+"""With jitter 5 s at most: so long a draft that is back, after however long, waits until it is tried again. An attempt
+costs one connection on a thread of its own, so that longer pauses would save nothing worth the wait."""
 _TRIPS = 24
 
 
@@ -73,7 +75,7 @@ class DraftReplica:
         self.heard_at = 0.0
         self.bytes_seen = (0, 0)
         self.logged: set[str] = set()
-        self._retry_s = settings.retry_s
+        self._retry_s = self._pause_s = settings.retry_s
         self._rng = rng
 
     @property
@@ -124,11 +126,18 @@ class DraftReplica:
         self.bytes_seen = (0, 0)
         self.trips.clear()
 
+    def welcomed(self, welcome: Welcome) -> None:
+        """The draft has answered and fits: sessions may be opened."""
+        self.welcome = welcome
+        self.state = ReplicaState.READY
+        self.failures = 0
+        self._pause_s = self._retry_s
+
     def failed(self, now: float) -> None:
-        """The attempt or the stream has failed: try again after a pause that doubles, with jitter."""
+        """The attempt or the stream has failed: try again after a pause that doubles up to a limit, with jitter."""
         self.stream = None
         self.load = None
         self.state = ReplicaState.DOWN
-        pause = self._retry_s * 2 ** min(self.failures, _BACKOFF_DOUBLINGS)
         self.failures += 1
-        self.deadline = now + pause * (1 + _JITTER * self._rng.random())
+        self.deadline = now + self._pause_s * (1 + _JITTER * self._rng.random())
+        self._pause_s = max(self._retry_s, min(2 * self._pause_s, _LONGEST_PAUSE_S))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
 from collections.abc import Callable
 
 import pytest
@@ -415,6 +416,34 @@ def test_killing_the_draft_changes_no_text_and_it_is_used_again(
     late_opens = [message for message in sent(draft, Open) if message.epoch > 1]  # type: ignore[union-attr]
     assert late_opens, "sessions are opened again"
     assert_clean(engine, draft)
+    engine.stop()
+
+
+def test_a_draft_that_was_away_for_long_is_tried_again_within_five_seconds(rig: Rig, reference: Plain) -> None:
+    clock = Clock()
+    draft = ScriptedDraft(HalfRight(reference(requests()).truth))
+    engine = rig.engine(Mode.SSD, [draft.connect], clock=clock)
+    connect(engine)
+    (replica,) = engine.drafts.links.replicas
+    draft.reachable = False
+    draft.kill()
+    pauses = []
+    for attempt in range(1, 12):
+        deadline = time.monotonic() + 5.0
+        while replica.failures < attempt:
+            assert time.monotonic() < deadline, "the attempt has not failed"
+            engine.step()
+            time.sleep(0.0005)
+        pauses.append(replica.deadline - clock.now)
+        clock.now = replica.deadline
+    assert pauses[0] < pauses[1] < 5.0
+    assert max(pauses) <= 5.0
+    draft.reachable = True
+    connect(engine)
+    draft.reachable = False
+    draft.kill()
+    engine.step()
+    assert replica.deadline - clock.now <= 1.5, "after a connection pauses are short again"
     engine.stop()
 
 
