@@ -61,15 +61,17 @@ class Load:
         return outcome
 
     def finish(self, deadline_s: float) -> None:
-        """Let every open request come to its end."""
+        """Let every open request come to its end; one that does not is a failure, whatever becomes of it later."""
         with self._lock:
             self._wanted = 0
+            threads, self._threads = self._threads, {}
         deadline = time.monotonic() + deadline_s
-        for thread in self._threads.values():
+        for thread in threads.values():
             thread.join(max(0.0, deadline - time.monotonic()))
-            if thread.is_alive():
-                with self._lock:
-                    self.outcome.failures.append(f"a request did not end within {deadline_s:g} s")
+        stuck = sum(thread.is_alive() for thread in threads.values())
+        with self._lock:
+            self.outcome.failures += [f"a request did not end within {deadline_s:g} s"] * stuck
+            self.outcome = StageOutcome()
 
     def _stream(self, number: int) -> None:
         while True:

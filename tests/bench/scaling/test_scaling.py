@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from ssd_cluster.bench.scaling.client import Endpoint, Question
-from ssd_cluster.bench.scaling.load import plain_answers
+from ssd_cluster.bench.scaling.client import Answer, Endpoint, Question
+from ssd_cluster.bench.scaling.load import Load, plain_answers
 from ssd_cluster.bench.scaling.profile import Stage, parse_profile
 from ssd_cluster.bench.scaling.report import as_json, draw, table
 from ssd_cluster.bench.scaling.run import drive
@@ -35,6 +35,7 @@ class Server(ThreadingHTTPServer):
 
     lie: tuple[int, ...] = ()
     fail: tuple[int, ...] = ()
+    gate = threading.Event()  # closed: answers wait
     open_now = most_open = 0
     lock = threading.Lock()
 
@@ -58,6 +59,7 @@ class Handler(BaseHTTPRequestHandler):
         text = f"text {body['seed']}" + ("!" if speculates and body["seed"] in server.lie else "")
         with server.lock:
             server.open_now -= 1
+        server.gate.wait(10.0)
         if speculates and body["seed"] in server.fail:
             self._say(503, {"error": {"message": "overloaded"}})
             return
@@ -75,6 +77,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def server() -> Iterator[Server]:
     made = Server(("127.0.0.1", 0), Handler)
+    made.gate.set()
     thread = threading.Thread(target=made.serve_forever)
     thread.start()
     yield made
@@ -136,6 +139,22 @@ def test_a_run_counts_answers_lost_requests_and_other_texts(server: Server, endp
     assert as_json(results)[0]["moments"][0]["drafts"] == 1
     draw(results, tmp_path / "curve.png")
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_stuck_request_is_counted_once(server: Server, endpoint: Endpoint) -> None:
+    server.gate.clear()
+    server.fail = (0,)
+    load = Load(endpoint, [(Question("hello", 0, 7, 0.0), Answer("text 0", 7))])
+    before = set(threading.enumerate())
+    outcome = load.stage(2)
+    clients = set(threading.enumerate()) - before
+    load.finish(0.1)
+    load.finish(0.1)
+    server.gate.set()
+    for thread in clients:
+        thread.join(10.0)
+    assert outcome.failures == ["a request did not end within 0.1 s"] * 2
+    assert outcome.answers == 0
 
 
 def test_nobody_there() -> None:
