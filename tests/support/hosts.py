@@ -13,12 +13,13 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import psutil
+
+from support.staged import Staged
 
 NETWORK = "10.77.0"
 FIRST = 10
@@ -99,7 +100,7 @@ class Host:
             self._maker.stdin.close()
 
 
-class Hosts:
+class Hosts(Staged):
     """``n`` hosts at 10.77.0.10, .11, ... of a network of their own; a context manager.
 
     Args:
@@ -112,27 +113,16 @@ class Hosts:
         self._private = [Path("/dev/shm"), *private]
         self.hosts: list[Host] = []
 
-    def __enter__(self) -> Hosts:
-        try:
-            self._switch = subprocess.Popen(["unshare", "--net", "sh", "-c", _SLEEP], stdin=subprocess.PIPE)
-            _await_namespace(self._switch.pid)
-            self._at_switch("ip", "link", "add", "br0", "type", "bridge")
-            self._at_switch("ip", "link", "set", "br0", "up")
-            for index in range(self._n):
-                self.hosts.append(Host(index, self._private))
-                self._plug_in(index)
-        except BaseException:
-            self.__exit__(None, None, None)
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for host in self.hosts:
-            host.kill()
-        self._switch.kill()
-        self._switch.communicate(timeout=START_S)
+    def up(self, undo: ExitStack) -> None:
+        self._switch = subprocess.Popen(["unshare", "--net", "sh", "-c", _SLEEP], stdin=subprocess.PIPE)
+        undo.callback(self._switch.communicate, timeout=START_S)  # closes the pipe that it waits at
+        _await_namespace(self._switch.pid)
+        self._at_switch("ip", "link", "add", "br0", "type", "bridge")
+        self._at_switch("ip", "link", "set", "br0", "up")
+        for index in range(self._n):
+            self.hosts.append(Host(index, self._private))
+            undo.callback(self.hosts[index].kill)
+            self._plug_in(index)
 
     def __getitem__(self, index: int) -> Host:
         return self.hosts[index]

@@ -6,13 +6,11 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import tempfile
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import yaml
@@ -23,6 +21,7 @@ from support.faults.http_scene import HttpScene, application
 from support.faults.trial import SPECULATION, wait_for
 from support.hosts import Host, Hosts
 from support.live_cluster import model_args
+from support.staged import Staged
 
 HEAD = "10.77.0.10"
 KEY = "key-of-the-three-hosts"
@@ -33,7 +32,7 @@ START_TRIES = 3
 _BIN = Path(sys.executable).parent
 
 
-class HostsScene(HttpScene):
+class HostsScene(Staged, HttpScene):
     """See ``trial.Scene``; a context manager.
 
     Args:
@@ -53,32 +52,21 @@ class HostsScene(HttpScene):
         self.hosts = Hosts(3, [Path(self._scratch.name)])
         self._started: list[subprocess.Popen[bytes]] = []
 
-    def __enter__(self) -> HostsScene:
-        self.hosts.__enter__()
-        try:
-            ports = ["--port=6379", f"--dashboard-host={HEAD}"]
-            self._ray_start(self.hosts[0], ["--head", "--num-cpus=2", "--labels=role=target", *ports])
-            wait_for(lambda: self._listens(DASHBOARD_PORT), "the dashboard of the head listens")
-            for host in self.hosts.hosts[1:]:
-                self._ray_start(host, [f"--address={HEAD}:6379", "--num-cpus=1", "--labels=role=draft"])
-            deploy = [str(_BIN / "serve"), "deploy", "--address", f"http://{HEAD}:{DASHBOARD_PORT}"]
-            file = write_serve_file(*self._models, self._folder)
-            self.hosts[0].run([*deploy, str(file)], COMMAND_S, env=ray_environment())
-            wait_for(self.healthy, "the target answers")
-            wait_for(lambda: len(self.drafts()) == 2, "both drafts run")
-        except BaseException:
-            self.__exit__(None, None, None)
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.hosts.__exit__(kind, error, trace)
-        for process in self._started:
-            process.wait(COMMAND_S)
-        self.close()
-        self._scratch.cleanup()
+    def up(self, undo: ExitStack) -> None:
+        undo.callback(self._scratch.cleanup)
+        undo.callback(self.close)
+        undo.callback(lambda: [process.wait(COMMAND_S) for process in self._started])
+        undo.enter_context(self.hosts)
+        ports = ["--port=6379", f"--dashboard-host={HEAD}"]
+        self._ray_start(self.hosts[0], ["--head", "--num-cpus=2", "--labels=role=target", *ports])
+        wait_for(lambda: self.listens(HEAD, DASHBOARD_PORT), "the dashboard of the head listens")
+        for host in self.hosts.hosts[1:]:
+            self._ray_start(host, [f"--address={HEAD}:6379", "--num-cpus=1", "--labels=role=draft"])
+        deploy = [str(_BIN / "serve"), "deploy", "--address", f"http://{HEAD}:{DASHBOARD_PORT}"]
+        file = write_serve_file(*self._models, self._folder)
+        self.hosts[0].run([*deploy, str(file)], COMMAND_S, env=ray_environment())
+        wait_for(self.healthy, "the target answers")
+        wait_for(lambda: len(self.drafts()) == 2, "both drafts run")
 
     def network(self) -> AbstractContextManager[None]:
         return self.hosts[0].network()
@@ -101,14 +89,8 @@ class HostsScene(HttpScene):
                 return
         raise AssertionError(f"ray start on {host.address}: {log.read_text()[-2000:]}")
 
-    def _listens(self, port: int) -> bool:
-        """Whether something listens at the head."""
-        with self.network(), suppress(OSError), socket.create_connection((HEAD, port), timeout=1.0):
-            return True
-        return False
 
-
-def write_serve_file(target_path: Path, draft_path: Path, folder: Path) -> Path:
+def write_serve_file(target_path: Path, draft_path: Path, folder: Path, **draft_settings: Any) -> Path:
     """What is deployed: TLS between hosts, a key for HTTP, one draft on each host of that role."""
     target, draft = model_args(target_path), model_args(draft_path)
     authority = Authority(folder / "authority")
@@ -120,6 +102,7 @@ def write_serve_file(target_path: Path, draft_path: Path, folder: Path) -> Path:
         "placement": {"label_selector": {"role": "draft"}, "max_replicas_per_node": 1},
         "host": "0.0.0.0",
         "link": {"tls": _plain(draft_tls)},
+        **draft_settings,
     }
     target_args = {
         "model": target,

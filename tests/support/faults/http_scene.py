@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
@@ -45,6 +46,11 @@ class HttpScene:
     def network(self) -> AbstractContextManager[None]:
         """The network that clients are in."""
         return nullcontext()
+
+    def listens(self, host: str, port: int) -> bool:
+        with suppress(OSError), self.network(), socket.create_connection((host, port), timeout=1.0):
+            return True
+        return False
 
     def healthy(self) -> bool:
         with suppress(httpx.HTTPError), self.network():

@@ -7,8 +7,8 @@ import os
 import queue
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from ssd_cluster.config import DraftSettings, DType, ModelSettings, TargetSettings
@@ -23,11 +23,12 @@ from ssd_cluster.text.tokenizer import Tokenizer
 from support.faults.proxy import Proxy
 from support.faults.trial import DEADLINE_S, PROMPT, SPECULATION
 from support.live_cluster import Reference, free_port
+from support.staged import Staged
 
 KV_TOKENS = 8192
 
 
-class PairScene:
+class PairScene(Staged):
     """See ``trial.Scene``; a context manager.
 
     Args:
@@ -49,32 +50,27 @@ class PairScene:
         self._settings = settings
         self._numbers = itertools.count()
 
-    def __enter__(self) -> PairScene:
+    def up(self, undo: ExitStack) -> None:
         target, draft = self.models
         self._reference = Reference(target)
+        undo.callback(self._reference.close)
         self._plain: dict[str, str] = {}
         self.start_draft(draft)
-        self.proxy = Proxy(self.port)
+        undo.callback(lambda: self.draft.close())  # the one that runs then
+        undo.callback(self.signal, signal.SIGCONT)
         self._loop = LinkLoop()
         self._loop.start()
+        undo.callback(self._loop.close)
+        self.proxy = Proxy(self.port)
+        undo.callback(self.proxy.close)
         model = ModelSettings(path=str(target), dtype=DType.FLOAT32, kv_tokens=KV_TOKENS)
         settings = TargetSettings.model_validate({"model": model, "speculation": SPECULATION} | self._settings)
         connector = [lambda inbox: connect(self.proxy.endpoint, inbox, settings.link, self._loop)]
         tokenizer = Tokenizer.load(target)
         self._engine = TargetEngine(load_runner(model), tokenizer, settings, connector)
         self._engine.start()
+        undo.callback(self._engine.stop)
         self._prompt = tuple(tokenizer.encode_prompt(PROMPT))
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._engine.stop()
-        self.proxy.close()
-        self._loop.close()
-        self.signal(signal.SIGCONT)
-        self.draft.close()
-        self._reference.close()
 
     def start_draft(self, checkpoint: Path | None = None) -> None:
         """Start a draft on the port, which must be free; by default the one that fits."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import psutil
@@ -13,11 +13,12 @@ from ssd_cluster.serve.view import cluster_view
 from support.faults.http_scene import HttpScene, application
 from support.faults.trial import DEADLINE_S, SPECULATION, wait_for
 from support.live_cluster import free_port, model_args
+from support.staged import Staged
 
 CPUS = 4
 
 
-class PoolScene(HttpScene):
+class PoolScene(Staged, HttpScene):
     """See ``trial.Scene``; a context manager.
 
     Args:
@@ -30,22 +31,13 @@ class PoolScene(HttpScene):
         super().__init__(target, f"http://127.0.0.1:{self._http_port}", max_tokens)
         self._models = target, draft
 
-    def __enter__(self) -> PoolScene:
-        self._ray = LocalRay()
-        try:
-            self._ray.start(CPUS, "127.0.0.1", self._http_port)
-            self.deploy(drafts=2)
-            self.whole()
-        except BaseException:
-            self.__exit__(None, None, None)
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._ray.stop([], 0.0, lambda: True)
-        self.close()
+    def up(self, undo: ExitStack) -> None:
+        undo.callback(self.close)
+        ray = LocalRay()
+        undo.callback(ray.stop, [], 0.0, lambda: True)
+        ray.start(CPUS, "127.0.0.1", self._http_port)
+        self.deploy(drafts=2)
+        self.whole()
 
     def deploy(self, drafts: int) -> None:
         """Both applications, with so many drafts, as ``serve deploy`` does it."""
