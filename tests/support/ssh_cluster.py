@@ -14,18 +14,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import yaml
 
-from support.faults.hosts_scene import HEAD, HTTP_PORT, KEY, ray_environment, write_serve_file
+from support.faults.hosts_scene import DASHBOARD_PORT, HEAD, HTTP_PORT, KEY, ray_environment, write_serve_file
 from support.faults.http_scene import HttpScene
+from support.faults.readers import Reader
 from support.faults.trial import TEMPERATURES, wait_for
-from support.hosts import FIRST, NETWORK, Hosts, unavailable
+from support.hosts import FIRST, NETWORK, Host, Hosts, unavailable
 from support.live_cluster import CONTEXT
+from support.staged import Staged
 from support.tiny import make_checkpoint, perturb
 
 WORKERS = (f"{NETWORK}.{FIRST + 1}", f"{NETWORK}.{FIRST + 2}")
@@ -48,11 +50,13 @@ def missing() -> str | None:
     return reason
 
 
-class SshCluster(HttpScene):
+class SshCluster(Staged, HttpScene):
     """The hosts with their SSH servers, and what is typed at the desk; a context manager."""
 
     def __init__(self) -> None:
         self._scratch = Path(tempfile.mkdtemp(prefix="ssd-", dir="/var/tmp"))
+        self.ssh_config = str(self._scratch / "ssh_config")
+        self.token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self._scratch / "ray.token")}
         self.home = self._scratch / "home"
         self.home.mkdir()
         target = make_checkpoint(self._scratch / "target", max_context=CONTEXT)
@@ -61,34 +65,41 @@ class SshCluster(HttpScene):
         self.hosts = Hosts(4, private)
         super().__init__(target, f"http://{HEAD}:{HTTP_PORT}", 200, KEY)
 
-    def __enter__(self) -> SshCluster:
-        self.hosts.__enter__()
-        try:
-            self._keys()
-            for host in self.hosts.hosts[:DESK]:
-                self._start_sshd(host.address)
-        except BaseException:
-            self.__exit__(None, None, None)
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.hosts.__exit__(kind, error, trace)
-        self.close()
-        shutil.rmtree(self._scratch)
+    def up(self, undo: ExitStack) -> None:
+        undo.callback(shutil.rmtree, self._scratch)
+        undo.callback(self.close)
+        undo.enter_context(self.hosts)
+        self._write_secrets()
+        for host in self.hosts.hosts:
+            host.run(["mount", "--bind", str(self._scratch / "passwd"), "/etc/passwd"])
+        for host in self.hosts.hosts[:DESK]:
+            self._start_sshd(host)
 
     def network(self) -> AbstractContextManager[None]:
         return self.hosts[DESK].network()
 
-    def type(self, *words: str) -> None:
-        """Run a command at the desk and show what it prints; fails as it does."""
-        print(f"\n$ {' '.join(words)}", flush=True)
+    def type(self, *words: str, **environment: str) -> None:
+        """Run a command at the desk; what Ray prints is shown if it fails, what we print always."""
+        print(f"$ {' '.join(words)}".replace(f"{self._scratch}/", "").replace(f"{_BIN}/", ""), end="", flush=True)
         began = time.monotonic()
-        command = self.hosts[DESK].command([str(_BIN / words[0]), *words[1:]])
-        subprocess.run(command, check=True, timeout=COMMAND_S, env=self._environment(), stdin=subprocess.DEVNULL)
-        print(f"({time.monotonic() - began:.0f} s)", flush=True)
+        environment = self._environment() | environment
+        printed = self.hosts[DESK].run(words, COMMAND_S, env=environment, stdin=subprocess.DEVNULL)
+        print(f"   ({time.monotonic() - began:.0f} s)", flush=True)
+        if words[0] == "ssd-cluster":
+            print(printed, end="", flush=True)
+
+    @contextmanager
+    def dashboard(self, ray_file: str) -> Iterator[None]:
+        """``ray dashboard`` meanwhile: the head's dashboard is at the desk too."""
+        command = self.hosts[DESK].command(["ray", "dashboard", ray_file])
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        print(f"$ ray dashboard {Path(ray_file).name} &")
+        with subprocess.Popen(command, env=self._environment(), **quiet) as forwarding:
+            try:
+                wait_for(lambda: self.listens("127.0.0.1", DASHBOARD_PORT), "the dashboard is at the desk", COMMAND_S)
+                yield
+            finally:
+                forwarding.terminate()
 
     def write_files(self) -> tuple[str, str]:
         """The cluster file for ``ray up``, the shipped one with these hosts, and one for ``serve deploy``.
@@ -101,38 +112,53 @@ class SshCluster(HttpScene):
         content |= {"min_workers": len(WORKERS), "file_mounts": {}, "setup_commands": []}
         cluster = self._scratch / "cluster.yaml"
         cluster.write_text(yaml.safe_dump(content))
-        return str(cluster), str(write_serve_file(*self._models, self._scratch))
+        return str(cluster), str(write_serve_file(*self._models, self._scratch, session_credit=1))
+
+    def hits(self) -> dict[str, int]:
+        """Hits in the caches of each draft that had some."""
+        (target,) = self.view()["targets"]
+        return {link["replica"]: link["lookups"]["hit"] for link in target["drafts"] if link["lookups"].get("hit")}
+
+    def autoscaler_log(self) -> str:
+        """The end of what the head says of its workers."""
+        return self.hosts[0].run(["sh", "-c", "tail -n 40 /tmp/ray/session_latest/logs/monitor.*"])
 
     def running(self) -> list[str]:
-        """Ray's processes on all hosts."""
-        listings = [host.run(["ps", "-eo", "args"]) for host in self.hosts.hosts]
-        return [line for text in listings for line in text.splitlines() if "gcs_server" in line or "raylet" in line]
+        """Processes of Ray on all hosts, ended ones that nobody has waited for left out."""
+        listings = [host.run(["ps", "-eo", "stat,args"]) for host in self.hosts.hosts]
+        lines = [line for text in listings for line in text.splitlines() if not line.startswith("Z")]
+        return [line for line in lines if "/ray/" in line or "ray::" in line]
 
     def _environment(self) -> dict[str, str]:
-        more = {"HOME": str(self.home), "RAY_enable_autoscaler_v2": "0", "PATH": f"{_BIN}:{os.environ['PATH']}"}
-        return ray_environment() | more
+        return ray_environment() | {"HOME": str(self.home), "PATH": f"{_BIN}:{os.environ['PATH']}"}
 
-    def _keys(self) -> None:
+    def _write_secrets(self) -> None:
+        """Keys, Ray's token, and who root is on the hosts: ``ssh`` takes ``~`` from there, whatever HOME says."""
         (self._scratch / "ray.token").write_text(secrets.token_hex(32))
+        options = f"IdentityFile {self._scratch}/key\nStrictHostKeyChecking no\nUserKnownHostsFile /dev/null\n"
+        Path(self.ssh_config).write_text(options)
+        users = Path("/etc/passwd").read_text().splitlines()
+        ours = [f"root:x:0:0:root:{self.home}:/bin/bash", *(line for line in users if not line.startswith("root:"))]
+        (self._scratch / "passwd").write_text("\n".join(ours) + "\n")
         for name in ("key", "hostkey"):
             command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self._scratch / name)]
             subprocess.run(command, check=True, timeout=COMMAND_S)
 
-    def _start_sshd(self, address: str) -> None:
-        """An SSH server whose sessions have the host's own home and this environment."""
-        host = next(one for one in self.hosts.hosts if one.address == address)
+    def _start_sshd(self, host: Host) -> None:
+        """An SSH server whose sessions have this environment."""
         environment = self._environment()
-        wanted = ("HOME", "RAY_USAGE_STATS_ENABLED", "OMP_NUM_THREADS", "PYTHONPATH")
+        wanted = ("RAY_USAGE_STATS_ENABLED", "OMP_NUM_THREADS", "PYTHONPATH")
         setting = " ".join(f'"{name}={environment[name]}"' for name in wanted if name in environment)
-        config = self._scratch / f"sshd-{address}"
+        config = self._scratch / f"sshd-{host.address}"
         config.write_text(
-            f"ListenAddress {address}\nHostKey {self._scratch}/hostkey\nAuthorizedKeysFile {self._scratch}/key.pub\n"
-            f"StrictModes no\nUsePAM no\nPidFile none\nPermitRootLogin prohibit-password\nSetEnv {setting}\n"
+            f"ListenAddress {host.address}\nHostKey {self._scratch}/hostkey\n"
+            f"AuthorizedKeysFile {self._scratch}/key.pub\nStrictModes no\nUsePAM no\nPidFile none\n"
+            f"PermitRootLogin prohibit-password\nSetEnv {setting}\n"
         )
-        token = f"RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={self._scratch}/ray.token"
+        token = " ".join(f"{name}={value}" for name, value in self.token.items())
         bashrc = f"export PATH={environment['PATH']} {token}"  # what the shipped file's setup_commands write
         host.run(["sh", "-c", f'mkdir -p /run/sshd && echo "{bashrc}" > {self.home}/.bashrc'])
-        host.run([_SSHD, "-f", str(config), "-E", str(self._scratch / f"sshd-{address}.log")])
+        host.run([_SSHD, "-f", str(config), "-E", str(self._scratch / f"sshd-{host.address}.log")])
 
 
 def main() -> int:
@@ -144,19 +170,37 @@ def main() -> int:
     with SshCluster() as cluster:
         ray_file, serve_file = cluster.write_files()
         cluster.type("ray", "up", "-y", "--no-config-cache", ray_file)
-        cluster.type("ray", "exec", ray_file, f"serve deploy {serve_file}")
-        wait_for(cluster.healthy, "the target answers", COMMAND_S)
-        wait_for(lambda: len(cluster.view()["drafts"]) == len(WORKERS), "a draft runs on each worker", COMMAND_S)
-        print(f"\ntarget and drafts run on {sorted({one['node'] for one in cluster.view()['drafts']})}")
-        for temperature in TEMPERATURES:
-            params = {"temperature": temperature, "seed": 3, "max_tokens": cluster.max_tokens, "ignore_eos": True}
-            assert "".join(cluster.ask(params)) == cluster.plain(params), "another text than plain decoding"
-        print(f"hits of the drafts: {cluster.counter('ssd:cache_lookups_total', result='hit'):.0f}; the text is ar's")
+        try:
+            with cluster.dashboard(ray_file):
+                cluster.type("ssd-cluster", "deploy", "--nodes-may-come", serve_file, **cluster.token)
+            use(cluster)
+        except BaseException:
+            print(cluster.autoscaler_log(), file=sys.stderr)
+            raise
         cluster.type("ray", "down", "-y", ray_file)
+        for address in WORKERS:  # with this provider `ray down` stops the head alone
+            cluster.type("ssh", "-F", cluster.ssh_config, f"root@{address}", f"{_BIN}/ray stop")
         left = cluster.running()
-        assert not left, f"ray down has left {left}"
-    print("\nall gone")
+        assert not left, f"left: {left}"
+    print("no process of Ray is left on any host")
     return 0
+
+
+def use(cluster: SshCluster) -> None:
+    """Say where everything runs, and ask until both drafts have helped."""
+    wait_for(lambda: len(cluster.view()["drafts"]) == len(WORKERS), "both drafts are in the view", COMMAND_S)
+    view = cluster.view()
+    for kind in ("targets", "drafts"):
+        print(f"{kind} run on {', '.join(sorted(one['node'] for one in view[kind]))}")
+    asked = [{"temperature": t, "seed": 3, "max_tokens": cluster.max_tokens, "ignore_eos": True} for t in TEMPERATURES]
+    readers = [Reader(lambda params=params: cluster.ask(params)) for params in asked]
+    wait_for(lambda: len(cluster.hits()) == len(WORKERS), "both drafts have hits", COMMAND_S)
+    for params, reader in zip(asked, readers, strict=True):
+        reader.finish(COMMAND_S)
+        assert reader.failure is None, reader.failure
+        assert set(reader.answers) == {cluster.plain(params)}, "another text than plain decoding"
+        print(f"T = {params['temperature']:g}: {len(reader.answers)} x {cluster.max_tokens} tokens, the text is ar's")
+    print(f"hits by draft: {', '.join(map(str, sorted(cluster.hits().values())))}")
 
 
 if __name__ == "__main__":
