@@ -94,7 +94,7 @@ class DraftEngine:
         table = self._table = SessionTable(settings, runner.pool, runner.tails, self.metrics, scheduler.weight)
         observer = OutcomeObserver(settings.fanout)
         rows, width = _NOISE_ROUNDS * (settings.k_max + 1), runner.config.vocab_size
-        draws = sampler(vocabulary, width, runner.output_ids, runner.device, noise_rows=rows)
+        draws = sampler(vocabulary, width, runner.output_ids, runner.device, noise_rows=rows, kernels=runner.kernels)
         self._stepper = Stepper(runner, table, scheduler, observer, draws, self.timer, settings, self.metrics, clock)
         self._post = LawPost(settings.link, runner.device)
         self._service = DraftService(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
+from ssd_kernels.cpu import CpuKernels
 from torch import Tensor
 
 from ssd_cluster.draft.laws import LawDraw, LawRow, LawTerms, draw
@@ -132,6 +133,7 @@ class RowSampler:
         output_ids: target id of each column of a reduced head, ascending int64; None: a column is its id.
         device: where logits lie.
         noise_rows: cached noise rows per session.
+        kernels: the model's compiled CPU kernels, or None.
 
     Attributes:
         output_ids: as given, less the ids that the tokenizer does not know.
@@ -139,7 +141,13 @@ class RowSampler:
     """
 
     def __init__(
-        self, vocabulary: int, columns: int, output_ids: Tensor | None, device: torch.device, noise_rows: int
+        self,
+        vocabulary: int,
+        columns: int,
+        output_ids: Tensor | None,
+        device: torch.device,
+        noise_rows: int,
+        kernels: CpuKernels | None = None,
     ) -> None:
         self._columns = min(columns, vocabulary)
         self.output_ids = None
@@ -152,6 +160,7 @@ class RowSampler:
             self.vocabulary = vocabulary
         self._device = device
         self._noise_rows = noise_rows
+        self._kernels = kernels
 
     def session(self, message: Open) -> SessionSampling:
         """Sampling state of a new session."""
@@ -164,7 +173,7 @@ class RowSampler:
             return SessionSampling(params, None, message.temperature, self.output_ids, laws)
         # Where g is kept, E is not needed again.
         capacity = self._noise_rows if params.truncation is not None else 1
-        noise = NoiseSource(message.seed, self.vocabulary, self._device, capacity=capacity)
+        noise = NoiseSource(message.seed, self.vocabulary, self._device, capacity=capacity, kernels=self._kernels)
         return SessionSampling(params, noise, message.temperature, self.output_ids)
 
     def draw(self, logits: Tensor, rows: Sequence[DrawRow]) -> Drawn:

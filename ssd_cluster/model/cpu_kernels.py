@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from ssd_kernels.backends import KernelUnavailable
 from ssd_kernels.cpu import CpuKernels
+from ssd_kernels.philox import exponential_noise
 
 from ssd_cluster.config import ModelSettings, cache_dir
 from ssd_cluster.errors import ConfigError
@@ -16,7 +17,14 @@ from ssd_cluster.model.attention import AttentionBackend, attention_backend
 from ssd_cluster.model.compiled_attention import CompiledAttention, agrees
 from ssd_cluster.model.decoder_config import DecoderConfig
 from ssd_cluster.model.kv import PagedKV, TailPool
-from ssd_cluster.model.linear import Int8Linear, LinearFactory, int8_agrees, linear_backend
+from ssd_cluster.model.linear import (
+    Int8Linear,
+    LinearFactory,
+    TiledLinear,
+    int8_agrees,
+    linear_backend,
+    tiles_agree,
+)
 from ssd_cluster.model.row_ops import CompiledRowOps, EagerRowOps, RowOps, agree
 
 log = logging.getLogger(__name__)
@@ -36,9 +44,19 @@ def cpu_kernels(settings: ModelSettings, dtype: torch.dtype, device: torch.devic
 @functools.lru_cache(maxsize=4)
 def _checked(folder: Path, dtype: torch.dtype) -> CpuKernels:
     kernels = CpuKernels(folder)
-    if not (agree(CompiledRowOps(kernels), EagerRowOps(), dtype) and agrees(kernels, dtype) and int8_agrees(kernels)):
+    right = agree(CompiledRowOps(kernels), EagerRowOps(), dtype) and agrees(kernels, dtype) and int8_agrees(kernels)
+    if not right or not _draws_agree(kernels) or (kernels.tiles and not tiles_agree(kernels)):
         raise KernelUnavailable("they compute something else than torch here")
     return kernels
+
+
+def _draws_agree(kernels: CpuKernels) -> bool:
+    """Whether noise and the race are those of torch, on a small example."""
+    noise = kernels.exponential(-3, 7, 99, 1, 2)
+    exact = exponential_noise([-3], [7], 99, domain=1, rounds=[2])[0]
+    law = torch.linspace(1, 0, 99)
+    won = kernels.race(noise, law) == int((noise / law).argmin()) and kernels.largest(noise) == int(noise.argmax())
+    return won and torch.allclose(noise, exact, rtol=1e-6, atol=0)
 
 
 def rounded(settings: ModelSettings, kernels: CpuKernels | None) -> bool:
@@ -55,6 +73,8 @@ def layers(
         ConfigError: int8 weights are asked for, and the kernels for them are not there.
     """
     if not rounded(settings, kernels):
+        if kernels is not None and kernels.tiles and dtype is torch.bfloat16:
+            return functools.partial(TiledLinear, kernels)
         return linear_backend(dtype, device)
     if kernels is None:
         raise ConfigError(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from ssd_kernels.cpu import CpuKernels
 from torch import Tensor
 
 from ssd_cluster.config import ModelSettings
@@ -40,6 +41,7 @@ class RunnerParts:
     tails: TailPool | None
     output_ids: Tensor | None
     model_hash: str
+    kernels: CpuKernels | None
     device: torch.device
     dtype: torch.dtype
 
@@ -54,6 +56,7 @@ class ModelRunner:
         tails: slots for speculation branches, or None.
         output_ids: [V_out] int64, target id of each column of the logits, or None if column and id are the same.
         model_hash: names the checkpoint; equal for equal weights, as they were rounded.
+        kernels: the compiled CPU kernels that it runs with, or None.
         device: where it runs.
         dtype: of weights and KV pages.
     """
@@ -65,6 +68,7 @@ class ModelRunner:
         self.tails = parts.tails
         self.output_ids = parts.output_ids
         self.model_hash = parts.model_hash
+        self.kernels = parts.kernels
         self.device = parts.device
         self.dtype = parts.dtype
         self._settings = parts.settings
@@ -195,6 +199,7 @@ def load_part(
         tails=tails,
         output_ids=weights.output_ids,
         model_hash=checkpoint.hash + ("-int8" if rounded(settings, kernels) else ""),
+        kernels=kernels,
         device=device,
         dtype=dtype,
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from ssd_kernels.cpu import CpuKernels
 from ssd_kernels.verification import token_verify
 from torch import Tensor
 
@@ -39,23 +40,45 @@ def coupled_sample(probs: Tensor, noise: NoiseRows) -> Tensor:
     _check_rows(probs, noise)
     if probs.device.type != "cpu":
         return _sample_on_device(probs, _stacked(probs, noise))
-    winners: list[int] = []
-    quotients = torch.empty(probs.shape[1])
-    for i, law in enumerate(probs.unbind(0)):
-        row = noise[i]
-        if row is None:
-            values = law.numpy()
-            winner = int(values.argmax())
-            good = values[winner] > 0
-        else:
-            torch.div(row, law, out=quotients)
-            values = quotients.numpy()
-            winner = int(values.argmin())
-            good = math.isfinite(values[winner])
-        if not good:
-            raise NumericalError(f"row {i} of {len(probs)} has no token with positive probability")
-        winners.append(winner)
-    return torch.tensor(winners, dtype=torch.int64)
+    return torch.tensor([winner(law, noise[i]) for i, law in enumerate(probs.unbind(0))], dtype=torch.int64)
+
+
+def winner(law: Tensor, noise: Tensor | None, kernels: CpuKernels | None = None) -> int:
+    """The token of one row on a CPU, as :func:`coupled_sample` draws it: law and noise float32 ``[V]``, contiguous.
+
+    Raises:
+        NumericalError: no id has a positive probability.
+    """
+    if noise is None:
+        best = highest(law, kernels)
+        good = float(law[best]) > 0
+    elif kernels is not None:
+        best = kernels.race(noise, law)
+        good = best >= 0
+    else:
+        quotients = (noise / law).numpy()
+        best = int(quotients.argmin())
+        good = math.isfinite(quotients[best])
+    if not good:
+        raise NumericalError("a row has no token with positive probability")
+    return best
+
+
+def highest(row: Tensor, kernels: CpuKernels | None = None) -> int:
+    """argmax of one row of a CPU, float32 ``[V]``, contiguous; of equal numbers the lowest id.
+
+    Raises:
+        NumericalError: a number is NaN, or the largest is not finite.
+    """
+    if kernels is not None:
+        best = kernels.largest(row)
+    else:
+        values = row.numpy()  # torch's argmax is many times slower
+        best = int(values.argmax())
+        best = best if math.isfinite(values[best]) else -1
+    if best < 0:
+        raise NumericalError("a row has no token with positive probability")
+    return best
 
 
 def _sample_on_device(probs: Tensor, noise: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 import torch
+from ssd_kernels.cpu import CpuKernels
 from ssd_kernels.philox import exponential_noise
 from torch import Tensor
 
@@ -25,18 +26,28 @@ class NoiseSource:
         device: where rows lie.
         capacity: largest number of cached rows, 4 V bytes each; the least recently used goes first. At least the
             rows of one round: 2 K + 2 for a chain of K tokens and the tree behind it.
+        kernels: compiled functions that draw the rows on a CPU; None: NumPy. The two differ by rounding.
 
     Raises:
         ValueError: ``capacity`` is below 1.
     """
 
-    def __init__(self, seed: int, vocabulary: int, device: torch.device | str = "cpu", *, capacity: int = 32) -> None:
+    def __init__(
+        self,
+        seed: int,
+        vocabulary: int,
+        device: torch.device | str = "cpu",
+        *,
+        capacity: int = 32,
+        kernels: CpuKernels | None = None,
+    ) -> None:
         if capacity < 1:
             raise ValueError(f"capacity must be at least 1, got {capacity}")
         self.seed = seed
         self.vocabulary = vocabulary
         self.device = torch.device(device)
         self.capacity = capacity
+        self._kernels = kernels
         self._rows: OrderedDict[int, Tensor] = OrderedDict()
 
     def __len__(self) -> int:
@@ -99,6 +110,8 @@ class NoiseSource:
         return dict(zip(wanted, self._draw(wanted), strict=True))
 
     def _draw(self, positions: list[int]) -> list[Tensor]:
+        if self._kernels is not None:
+            return [self._kernels.exponential(self.seed, p, self.vocabulary, EQUALITY_DOMAIN) for p in positions]
         # On a CPU one row fills a core's cache and rows in one buffer would keep each other alive; on a GPU one launch
         # is cheaper than several.
         batches = [[p] for p in positions] if self.device.type == "cpu" else [positions] if positions else []

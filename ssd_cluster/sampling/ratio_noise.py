@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 import torch
+from ssd_kernels.cpu import CpuKernels
 from ssd_kernels.philox import Backend, exponential_noise, philox4x32, uniform_noise, words_to_exponential
 from torch import Tensor
 
@@ -51,16 +52,24 @@ class RoundDraws:
         base: position of the round's first token: its index in prompt + output.
         vocabulary: V, the target's token ids, padding included.
         device: where rows lie.
+        kernels: compiled functions that draw the rows on a CPU; None: NumPy.
     """
 
     def __init__(
-        self, key: int, round_word: int, base: int, vocabulary: int, device: torch.device | str = "cpu"
+        self,
+        key: int,
+        round_word: int,
+        base: int,
+        vocabulary: int,
+        device: torch.device | str = "cpu",
+        kernels: CpuKernels | None = None,
     ) -> None:
         self.key = key
         self.round_word = round_word
         self.base = base
         self.vocabulary = vocabulary
         self.device = torch.device(device)
+        self._kernels = kernels
         self._accept: dict[int, Tensor] = {}
         self._residual: dict[int, Tensor] = {}
 
@@ -91,16 +100,17 @@ class RoundDraws:
         """
         found = self._residual.get(position)
         if found is None:
-            found = exponential_noise(
-                [self.key],
-                [position],
-                self.vocabulary,
-                domain=RESIDUAL_DOMAIN,
-                rounds=[self.round_word],
-                device=self.device,
-            )[0]
-            self._residual[position] = found
+            found = self._residual[position] = self._draw(position)
         return found
+
+    def _draw(self, position: int) -> Tensor:
+        if self._kernels is not None:
+            return self._kernels.exponential(self.key, position, self.vocabulary, RESIDUAL_DOMAIN, self.round_word)
+        rounds = [self.round_word]
+        rows = exponential_noise(
+            [self.key], [position], self.vocabulary, domain=RESIDUAL_DOMAIN, rounds=rounds, device=self.device
+        )
+        return rows[0]
 
 
 class DraftDraws:

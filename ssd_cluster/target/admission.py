@@ -143,13 +143,14 @@ class Admission:
 
     def _noise(self, seed: int) -> NoiseSource:
         rows = noise_rows(self._settings.speculation.k)
-        return NoiseSource(seed, self._runner.config.vocab_size, self._runner.device, capacity=rows)
+        runner = self._runner
+        return NoiseSource(seed, runner.config.vocab_size, runner.device, capacity=rows, kernels=runner.kernels)
 
     def _draws(self, seed: int, k: int) -> ChoiceDraws | None:
         if not k or not self._settings.uses_laws:
             return None
         key = ratio_key(self._secret, seed)
-        return ChoiceDraws(key, k, self._runner.config.vocab_size, self._runner.device)
+        return ChoiceDraws(key, k, self._runner.config.vocab_size, self._runner.device, self._runner.kernels)
 
     def _terms(self, choice: Choice, seed: int, rules: FinishRules) -> SessionTerms:
         params, speculation = choice.live.request.params, self._settings.speculation

@@ -95,7 +95,8 @@ class TargetEngine:
         )
         self._admission = Admission(runner, tokenizer, settings, self.drafts, rng)
         self._pilot = Pilot(settings, self.drafts, self.metrics, clock, rng)
-        verifier = Verifier(rules_for(settings.speculation.kind, settings.speculation.rule.value), known, laws)
+        rules = rules_for(settings.speculation.kind, settings.speculation.rule.value)
+        verifier = Verifier(rules, known, laws, runner.kernels)
         proposer = Proposer(
             settings, self.drafts, self._inbox, self.metrics, self.times, self._pilot, clock, self._stop.is_set, local
         )

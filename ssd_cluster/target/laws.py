@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
+from ssd_kernels.cpu import CpuKernels
 from torch import Tensor
 
 from ssd_cluster.errors import InvalidFrame
@@ -195,13 +196,17 @@ class ChoiceDraws:
         k: most tokens of a proposal; may change between verifications.
         vocabulary: V, padding included.
         device: where rows lie.
+        kernels: as for ``RoundDraws``.
     """
 
-    def __init__(self, key: int, k: int, vocabulary: int, device: torch.device) -> None:
+    def __init__(
+        self, key: int, k: int, vocabulary: int, device: torch.device, kernels: CpuKernels | None = None
+    ) -> None:
         self._key = key
         self.k = k
         self._vocabulary = vocabulary
         self._device = device
+        self._kernels = kernels
         self._rounds = 0
         self._ready: deque[RoundDraws] = deque()
 
@@ -220,4 +225,4 @@ class ChoiceDraws:
 
     def _fresh(self) -> RoundDraws:
         self._rounds += 1
-        return RoundDraws(self._key, self._rounds - 1, 0, self._vocabulary, self._device)
+        return RoundDraws(self._key, self._rounds - 1, 0, self._vocabulary, self._device, self._kernels)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 
+from ssd_kernels.cpu import CpuKernels
 from torch import Tensor
 
-from ssd_cluster.errors import NumericalError
+from ssd_cluster.sampling.coupled import highest
 from ssd_cluster.sampling.processors import RowParams, process
 from ssd_cluster.sampling.ratio_noise import RoundDraws
 from ssd_cluster.target.laws import LawDesk
 from ssd_cluster.target.scheduler import Row
 from ssd_cluster.types import RATIO_KINDS, Proposal, ProposalKind
-from ssd_cluster.verify import DraftLaw, Outcome, Rule, VerifyBatch, match, verify
+from ssd_cluster.verify import DraftLaw, Outcome, Rule, VerifyBatch, match_drawn, verify
 
 
 def proposal_of(row: Row) -> Proposal:
@@ -28,12 +28,20 @@ class Verifier:
         rules: by kind; may be exchanged between rounds.
         valid_vocab: ids from here on are padding and are never drawn.
         laws: where the laws of ratio kinds are counted.
+        kernels: the model's compiled CPU kernels, or None.
     """
 
-    def __init__(self, rules: Mapping[ProposalKind, Rule], valid_vocab: int, laws: LawDesk) -> None:
+    def __init__(
+        self,
+        rules: Mapping[ProposalKind, Rule],
+        valid_vocab: int,
+        laws: LawDesk,
+        kernels: CpuKernels | None = None,
+    ) -> None:
         self.rules = rules
         self._valid_vocab = valid_vocab
         self._laws = laws
+        self._kernels = kernels
 
     def outcomes(self, rows: Sequence[Row], logits: Tensor, lap: Callable[[str], None]) -> list[Outcome]:
         """Outcomes of rows that decide.
@@ -48,7 +56,7 @@ class Verifier:
         """
         whole = logits.device.type == "cpu" and logits.shape[1] == self._valid_vocab
         if whole and all(_greedy(row) for row in rows):
-            results = match([row.proposed for row in rows], _argmax(logits))
+            results = self._greedy_outcomes(rows, logits)
             lap("verify")
             return results
         params: list[RowParams] = []
@@ -65,11 +73,24 @@ class Verifier:
         probs = process(logits, params, self._valid_vocab)
         lap("process")
         laws = [_law(row) if by_ratio(row) else None for row in rows]
-        results = verify(VerifyBatch([proposal_of(row) for row in rows], probs, noise, laws, draws), self.rules)
+        proposals = [proposal_of(row) for row in rows]
+        results = verify(VerifyBatch(proposals, probs, noise, laws, draws, self._kernels), self.rules)
         lap("verify")
         for row, law, outcome in zip(rows, laws, results, strict=True):
             if by_ratio(row):
                 self._laws.count(row.choice.session, law, refused=outcome.law_refused)
+        return results
+
+    def _greedy_outcomes(self, rows: Sequence[Row], logits: Tensor) -> list[Outcome]:
+        """What every rule says of greedy rows, without their laws."""
+        results, base = [], 0
+        for row in rows:
+
+            def draw(t: int, base: int = base) -> int:
+                return highest(logits[base + t], self._kernels)
+
+            results.append(match_drawn(row.proposed, draw))
+            base += row.n_proposed + 1
         return results
 
 
@@ -97,14 +118,3 @@ def _greedy(row: Row) -> bool:
     """Whether the row's draws are plain argmaxes of its logits: temperature 0 and nothing masked."""
     choice = row.choice
     return choice.noise is None and not choice.row_params(len(choice.tokens)).banned_ids
-
-
-def _argmax(logits: Tensor) -> list[int]:
-    """Lowest id of the largest logit of each row; what every rule says of greedy rows, without their laws."""
-    drawn = []
-    for row in logits.numpy():
-        best = int(row.argmax())
-        if not math.isfinite(row[best]):
-            raise NumericalError("a row of logits holds nothing finite to choose")
-        drawn.append(best)
-    return drawn

@@ -2,7 +2,7 @@
 
 from ssd_cluster.verify.batch import Outcome, VerifyBatch
 from ssd_cluster.verify.block import block, block_core
-from ssd_cluster.verify.equality import equality, match
+from ssd_cluster.verify.equality import equality, match, match_drawn
 from ssd_cluster.verify.laws import DenseLaw, DraftLaw, SparseLaw
 from ssd_cluster.verify.multidraft import multidraft_hsd, multidraft_tokenwise
 from ssd_cluster.verify.naive_hsd import NaiveOutcome, naive_hsd
@@ -40,6 +40,7 @@ __all__ = [
     "follow",
     "hsd_uncapped_lossy",
     "match",
+    "match_drawn",
     "multidraft_hsd",
     "multidraft_tokenwise",
     "naive_hsd",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ssd_kernels.cpu import CpuKernels
 from torch import Tensor
 
 from ssd_cluster.sampling.coupled import NoiseRows
@@ -47,6 +48,7 @@ class VerifyBatch:
             takes the proposal as a point mass). Empty: none has any.
         draws: uniforms and residual noise of each sequence's round; None where all its rows are greedy or no ratio rule
             is used. Empty: none has any.
+        kernels: compiled functions for rows on a CPU; None: NumPy.
 
     Raises:
         ValueError: the number of rows is not T, or of laws or draws not B.
@@ -57,6 +59,7 @@ class VerifyBatch:
     noise: NoiseRows
     laws: Sequence[DraftLaw | None] = ()
     draws: Sequence[RoundDraws | None] = ()
+    kernels: CpuKernels | None = None
 
     def __post_init__(self) -> None:
         wanted = sum(len(p.tokens) + 1 for p in self.proposals)

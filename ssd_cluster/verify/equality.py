@@ -5,12 +5,22 @@ y_i is the plain sample of position i for the request's seed, so the emitted tex
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-import numpy as np
-
-from ssd_cluster.sampling.coupled import coupled_sample
+from ssd_cluster.sampling.coupled import coupled_sample, winner
 from ssd_cluster.verify.batch import Outcome, VerifyBatch
+
+
+def match_drawn(proposed: Sequence[int], draw: Callable[[int], int]) -> Outcome:
+    """The outcome of one sequence: ``draw(t)`` is what the target draws behind t proposed tokens.
+
+    Called for t = 0, 1, ... up to the first draw that differs from ``proposed[t]``; nothing behind it counts.
+    """
+    for kept, token in enumerate(proposed):
+        drawn = draw(kept)
+        if drawn != token:
+            return Outcome(kept, drawn)
+    return Outcome(len(proposed), draw(len(proposed)))
 
 
 def match(proposals: Sequence[Sequence[int]], sampled: Sequence[int]) -> list[Outcome]:
@@ -26,27 +36,32 @@ def match(proposals: Sequence[Sequence[int]], sampled: Sequence[int]) -> list[Ou
     Raises:
         ValueError: ``sampled`` has not T entries.
     """
-    lengths = np.array([len(x) + 1 for x in proposals], dtype=np.int64)
-    if len(sampled) != lengths.sum():
-        raise ValueError(f"{lengths.sum()} draws needed, got {len(sampled)}")
-    if not proposals:
-        return []
-    ends = np.cumsum(lengths)
-    starts = ends - lengths
-    draws = np.array(sampled, dtype=np.int64)
-    # -1 behind each proposal differs from every draw: the first difference is at most the bonus row.
-    proposed = np.array([t for x in proposals for t in (*x, -1)], dtype=np.int64)
-    rows = np.arange(draws.shape[0])
-    first_difference = np.minimum.reduceat(np.where(proposed != draws, rows, draws.shape[0]), starts)
-    kept = first_difference - starts
-    following = draws[first_difference]
-    return [Outcome(int(k), int(t)) for k, t in zip(kept, following, strict=True)]
+    wanted = sum(len(x) + 1 for x in proposals)
+    if len(sampled) != wanted:
+        raise ValueError(f"{wanted} draws needed, got {len(sampled)}")
+    outcomes, base = [], 0
+    for x in proposals:
+        outcomes.append(match_drawn(x, sampled[base : base + len(x) + 1].__getitem__))
+        base += len(x) + 1
+    return outcomes
 
 
 def equality(batch: VerifyBatch) -> list[Outcome]:
-    """Draw every row of the batch and match; lossless for any proposal, at any temperature.
+    """Draw the rows of the batch and match; lossless for any proposal, at any temperature.
+
+    On a CPU a row is drawn only if the ones before it agree, on other devices all are drawn at once.
 
     Raises:
-        NumericalError: a row leaves nothing to draw.
+        NumericalError: a row that is drawn leaves nothing to draw.
     """
-    return match([p.tokens for p in batch.proposals], coupled_sample(batch.probs, batch.noise).tolist())
+    if batch.probs.device.type != "cpu":
+        return match([p.tokens for p in batch.proposals], coupled_sample(batch.probs, batch.noise).tolist())
+    outcomes, base = [], 0
+    for proposal in batch.proposals:
+
+        def draw(t: int, base: int = base) -> int:
+            return winner(batch.probs[base + t], batch.noise[base + t], batch.kernels)
+
+        outcomes.append(match_drawn(proposal.tokens, draw))
+        base += len(proposal.tokens) + 1
+    return outcomes

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-import shutil
-
 import pytest
 import torch
 from ssd_kernels.cpu import CpuKernels, Int8Layer, int8_linear_reference
@@ -16,19 +13,6 @@ from ssd_cluster.model.row_ops import CompiledRowOps, EagerRowOps, agree
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 SIZES = pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (31, 7), (33, 64), (96, 130), (64, 577)])
-
-
-@pytest.fixture(scope="module")
-def older_processor(tmp_path_factory: pytest.TempPathFactory) -> CpuKernels:
-    """The library as it is built for a processor without AVX, let alone instructions for int8."""
-    compiled()
-    if platform.machine() != "x86_64":
-        pytest.skip("x86 only")
-    folder = tmp_path_factory.mktemp("older")
-    compiler = folder / "compiler"
-    compiler.write_text(f'#!/bin/sh\nexec {shutil.which("cc")} "$@" -march=x86-64-v2 -O1\n')
-    compiler.chmod(0o755)
-    return CpuKernels(folder, str(compiler))
 
 
 def random(*shape: int) -> torch.Tensor:

@@ -150,6 +150,17 @@ def test_int8_weights_are_near_the_checkpoint_and_independent_of_the_batch(dtype
     assert torch.equal(torch.cat(steps), verified)
 
 
+def test_tiles_verify_in_bfloat16_what_steps_would_have_given(tmp_path: Path) -> None:
+    if not compiled().tiles:
+        pytest.skip("this processor has no AMX tiles")
+    model = load(make_checkpoint(tmp_path, hidden=96, kv_heads=4), dtype=DType.BFLOAT16)
+    tables = [model.pool.allocate(3) for _ in range(2)]
+    tokens = random_tokens(12)
+    steps = [model.forward(ForwardBatch([CausalSpan([token], i, tables[0])])) for i, token in enumerate(tokens)]
+    verified = model.forward(ForwardBatch([CausalSpan(tokens, 0, tables[1])]))
+    assert torch.equal(torch.cat(steps), verified)
+
+
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [

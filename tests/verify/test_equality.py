@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.compiled import compiled
 
 from ssd_cluster.errors import NumericalError
 from ssd_cluster.sampling.coupled import coupled_sample
@@ -160,3 +161,23 @@ def test_unusable_logits_are_an_error() -> None:
     probs = process(torch.full((1, 3), math.nan), [RowParams(1.0)])
     with pytest.raises(NumericalError):
         equality(VerifyBatch([Proposal(0)], probs, NoiseSource(0, 3).rows([0])))
+
+
+@pytest.mark.parametrize("params", [RowParams(0.0), RowParams(1.0), RowParams(0.7, top_p=0.9)])
+def test_compiled_functions_say_the_same(params: RowParams) -> None:
+    generator = torch.Generator().manual_seed(1)
+    probs = process(torch.randn(12, VOCABULARY, generator=generator) * 3, [params] * 12)
+    source = NoiseSource(8, VOCABULARY)
+    noise = [None if params.greedy else source.row(p) for p in range(12)]
+    drawn = coupled_sample(probs, noise).tolist()
+    proposals = [Proposal(b, tuple(drawn[4 * b : 4 * b + b]) + (-7,) * (3 - b)) for b in range(3)]
+    outcomes = [Outcome(b, drawn[4 * b + b]) for b in range(3)]
+    for kernels in (None, compiled()):
+        assert equality(VerifyBatch(proposals, probs, noise, kernels=kernels)) == outcomes
+
+
+def test_a_row_behind_the_first_difference_is_not_needed() -> None:
+    probs = process(torch.tensor([[0.0, 9.0, 0.0], [math.nan] * 3]), [RowParams(0.0)] * 2)
+    assert equality(VerifyBatch([Proposal(0, (2,))], probs, [None, None])) == [Outcome(0, 1)]
+    with pytest.raises(NumericalError):
+        equality(VerifyBatch([Proposal(0, (1,))], probs, [None, None]))

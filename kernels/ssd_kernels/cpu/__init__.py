@@ -4,5 +4,15 @@ from ssd_kernels.cpu.attention import HEAD_MULTIPLE, PagedAttention, Rows
 from ssd_kernels.cpu.build import build
 from ssd_kernels.cpu.int8 import Int8Layer, int8_linear_reference
 from ssd_kernels.cpu.library import CpuKernels
+from ssd_kernels.cpu.tiles import TiledLayer
 
-__all__ = ["HEAD_MULTIPLE", "CpuKernels", "Int8Layer", "PagedAttention", "Rows", "build", "int8_linear_reference"]
+__all__ = [
+    "HEAD_MULTIPLE",
+    "CpuKernels",
+    "Int8Layer",
+    "PagedAttention",
+    "Rows",
+    "TiledLayer",
+    "build",
+    "int8_linear_reference",
+]

@@ -16,8 +16,8 @@ FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-shared", "-f
 VERSION_S = 10.0
 COMPILE_S = 120.0
 _HERE = Path(__file__).parent
-_SOURCES = ("rows.c", "attention.c", "int8.c")
-_HEADERS = ("vector.h",)
+_SOURCES = ("rows.c", "attention.c", "int8.c", "tiles.c", "draws.c")
+_HEADERS = ("vector.h", "tiles.h")
 
 
 def build(folder: Path, compiler: str = "cc") -> Path:

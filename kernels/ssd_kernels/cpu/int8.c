@@ -6,11 +6,13 @@
 #pragma GCC optimize("fp-contract=off")
 #endif
 
-#include "vector.h"
+#include "tiles.h"
 
 #define OUTPUTS (2 * LANES) /* outputs per step */
 #define ZERO 128            /* added to rounded inputs: the instruction multiplies unsigned with signed numbers */
 #define MOST_ROWS 8         /* rows per step */
+#define FEWEST_TILED 2      /* one row takes as long as reading the weights, by tiles or not */
+#define MOST_TILED (2 * TILE_ROWS)
 
 /* sum[i] += the product of 4 inputs with the 4 weights of output i */
 INLINE vi multiply4(vi sum, const uint8_t *inputs, const int8_t *weights) {
@@ -50,12 +52,20 @@ INLINE float quantise(const void *x, int64_t width, int64_t padded, uint8_t *to,
 }
 
 typedef struct {
-    const int8_t *weights;   /* [outputs / 32, width / 4, 32, 4], both rounded up, missing weights 0 */
+    const int8_t *weights;   /* [outputs / 32, width / 4, 32, 4], rounded up to 32 and 64, missing weights 0 */
     const float *scales;     /* [outputs, rounded up] */
     const int32_t *excess;   /* [outputs, rounded up]: ZERO times the sum of an output's weights */
     const float *bias;       /* [outputs, rounded up] */
     int64_t inputs, outputs;
 } Layer;
+
+/* One output row's half of a block: out [16 or what is left] = (sum - excess) * weight scales * row scale + bias. */
+INLINE void finish(const Layer *layer, int64_t first, vi sum, float scale, void *out, int bf16) {
+    vi excess;
+    memcpy(&excess, layer->excess + first, sizeof excess);
+    vf y = __builtin_convertvector(sum - excess, vf) * (load(layer->scales + first, 0) * scale);
+    store_first((void *)at(out, first, bf16), y + load(layer->bias + first, 0), layer->outputs - first, bf16);
+}
 
 INLINE void rows_of(const Layer *layer, int64_t block, const uint8_t *inputs, const float *scales, int64_t padded,
                     void *out, int rows, int bf16) {
@@ -71,22 +81,51 @@ INLINE void rows_of(const Layer *layer, int64_t block, const uint8_t *inputs, co
     for (int half = 0; half < 2; half++) {
         const int64_t first = block * OUTPUTS + half * LANES;
         if (first >= layer->outputs) return;
-        vi excess;
-        memcpy(&excess, layer->excess + first, sizeof excess);
-        for (int r = 0; r < rows; r++) {
-            vf y = __builtin_convertvector(sum[r][half] - excess, vf) * (load(layer->scales + first, 0) * scales[r]);
-            y += load(layer->bias + first, 0);
-            store_first((void *)at(out, r * layer->outputs + first, bf16), y, layer->outputs - first, bf16);
-        }
+        for (int r = 0; r < rows; r++)
+            finish(layer, first, sum[r][half], scales[r], (void *)at(out, r * layer->outputs, bf16), bf16);
     }
 }
 
-INLINE void linear(const Layer *layer, const void *x, void *out, int64_t rows, char *scratch, int bf16) {
-    const int64_t padded = (layer->inputs + 3) / 4 * 4;
+#if TILES
+TILE_PRODUCT(product, _tile_dpbusd)
+
+INLINE void by_tiles(const Layer *layer, const uint8_t *inputs, const float *scales, int64_t padded, void *out,
+                     int64_t rows, int bf16) {
+    int32_t sums[MOST_TILED][OUTPUTS] __attribute__((aligned(64)));
+    int shaped = 0;
+    for (int64_t block = 0; block * OUTPUTS < layer->outputs; block++) {
+        const char *weights = (const char *)layer->weights + block * padded * OUTPUTS;
+        for (int64_t done = 0; done < rows; done += MOST_TILED) {
+            const int n = rows - done < MOST_TILED ? rows - done : MOST_TILED;
+            if (n != shaped) shape_tiles(shaped = n);
+            product(weights, (const char *)inputs + done * padded, padded, padded / TILE_BYTES, n, sums, done == 0);
+            for (int half = 0; half < 2; half++) {
+                const int64_t first = block * OUTPUTS + half * LANES;
+                if (first >= layer->outputs) break;
+                for (int r = 0; r < n; r++) {
+                    vi sum;
+                    memcpy(&sum, sums[r] + half * LANES, sizeof sum);
+                    finish(layer, first, sum, scales[done + r], (void *)at(out, (done + r) * layer->outputs, bf16), bf16);
+                }
+            }
+        }
+    }
+    _tile_release();
+}
+#endif
+
+INLINE void linear(const Layer *layer, const void *x, void *out, int64_t rows, char *scratch, int tiles, int bf16) {
+    const int64_t padded = (layer->inputs + 63) / 64 * 64;
     float *scales = (float *)scratch;
     uint8_t *inputs = (uint8_t *)(scales + rows);
     for (int64_t r = 0; r < rows; r++)
         scales[r] = quantise(at(x, r * layer->inputs, bf16), layer->inputs, padded, inputs + r * padded, bf16);
+#if TILES
+    if (tiles && rows >= FEWEST_TILED) {
+        by_tiles(layer, inputs, scales, padded, out, rows, bf16);
+        return;
+    }
+#endif
     for (int64_t block = 0; block * OUTPUTS < layer->outputs; block++) {
         int64_t r = 0;
 #define STEP(n) \
@@ -100,10 +139,12 @@ INLINE void linear(const Layer *layer, const void *x, void *out, int64_t rows, c
     }
 }
 
-/* out [T, outputs] = x [T, inputs] W^T + bias; scratch: (4 + inputs rounded up to 4) bytes per row. */
-void ssd_int8_linear(const Layer *layer, const void *x, void *out, int64_t rows, char *scratch, int64_t bf16) {
+/* out [T, outputs] = x [T, inputs] W^T + bias; scratch: (4 + inputs rounded up to 64) bytes per row. tiles: whether
+ * this process may use them. */
+void ssd_int8_linear(const Layer *layer, const void *x, void *out, int64_t rows, char *scratch, int64_t tiles,
+                     int64_t bf16) {
     if (bf16)
-        linear(layer, x, out, rows, scratch, 1);
+        linear(layer, x, out, rows, scratch, tiles, 1);
     else
-        linear(layer, x, out, rows, scratch, 0);
+        linear(layer, x, out, rows, scratch, tiles, 0);
 }

@@ -17,7 +17,7 @@ from ssd_kernels.cpu.library import CpuKernels
 MOST_INPUTS = 65536
 """Sums of more products could overflow 32 bits."""
 
-_OUTPUTS, _ZERO = 32, 128
+_OUTPUTS, _INPUTS, _ZERO = 32, 64, 128
 
 
 class _Layer(ctypes.Structure):
@@ -50,7 +50,7 @@ class Int8Layer:
         if inputs > MOST_INPUTS:
             raise ValueError(f"int8 layers have at most {MOST_INPUTS} inputs, not {inputs}")
         integers, scales = round_rows(weight)
-        rows, columns = -outputs % _OUTPUTS, -inputs % 4
+        rows, columns = -outputs % _OUTPUTS, -inputs % _INPUTS
         padded = F.pad(integers.to(torch.int8), (0, columns, 0, rows))
         blocks = padded.view(-1, _OUTPUTS, padded.shape[1] // 4, 4).transpose(1, 2).contiguous()
         excess = F.pad(integers.to(torch.int32).sum(1, dtype=torch.int32) * _ZERO, (0, rows))
@@ -59,13 +59,14 @@ class Int8Layer:
         self._layer = _Layer(*(part.data_ptr() for part in self._kept), inputs, outputs)
         self._address = ctypes.addressof(self._layer)
         self._outputs, self._row_bytes = outputs, 4 + padded.shape[1]
-        self._run = kernels.int8_linear
+        self._run, self._tiles = kernels.int8_linear, kernels.tiles
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.shape[0]
         out = torch.empty((rows, self._outputs), dtype=x.dtype)
         scratch = torch.empty(rows * self._row_bytes, dtype=torch.uint8)
-        self._run(self._address, x.data_ptr(), out.data_ptr(), rows, scratch.data_ptr(), x.dtype is torch.bfloat16)
+        in_bf16 = x.dtype is torch.bfloat16
+        self._run(self._address, x.data_ptr(), out.data_ptr(), rows, scratch.data_ptr(), self._tiles, in_bf16)
         return out
 
 

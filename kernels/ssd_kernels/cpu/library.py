@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ssd_kernels.backends import KernelUnavailable
 from ssd_kernels.cpu.build import build
+from ssd_kernels.philox.layout import check_rows, split_seed
 
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 DTYPES = (torch.float32, torch.bfloat16)
@@ -20,6 +21,9 @@ class CpuKernels:
 
     The result of a row does not depend on the rows beside it. Shapes and dtypes are the caller's duty: they are not
     checked at every call.
+
+    Attributes:
+        tiles: the processor multiplies matrices by AMX tiles and lets this process do so.
     """
 
     def __init__(self, folder: Path, compiler: str = "cc") -> None:
@@ -43,9 +47,18 @@ class CpuKernels:
         self.attend = library.ssd_attend
         self.attend.argtypes = (_POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT)
         self.int8_linear = library.ssd_int8_linear
-        self.int8_linear.argtypes = (_POINTER, _POINTER, _POINTER, _INT, _POINTER, _INT)
-        for function in (self._add_norm, self._rotate, self._gate, self.attend, self.int8_linear):
+        self.int8_linear.argtypes = (_POINTER, _POINTER, _POINTER, _INT, _POINTER, _INT, _INT)
+        self.bf16_linear = library.ssd_bf16_linear
+        self.bf16_linear.argtypes = (_POINTER, _POINTER, _POINTER, _INT)
+        for function in (self._add_norm, self._rotate, self._gate, self.attend, self.int8_linear, self.bf16_linear):
             function.restype = None
+        self._exponential = library.ssd_exponential
+        self._exponential.argtypes, self._exponential.restype = (*[_INT] * 5, _POINTER, _INT), None
+        self._race, self._largest = library.ssd_race, library.ssd_largest
+        self._race.argtypes, self._race.restype = (_POINTER, _POINTER, _INT), _INT
+        self._largest.argtypes, self._largest.restype = (_POINTER, _INT), _INT
+        library.ssd_tiles.restype = _INT
+        self.tiles = bool(library.ssd_tiles())
 
     def add_norm(
         self, hidden: Tensor, delta: Tensor | None, weight: Tensor, floor: float, dtype: torch.dtype
@@ -94,3 +107,22 @@ class CpuKernels:
         out = torch.empty((rows, width), dtype=joined.dtype)
         self._gate(joined.data_ptr(), out.data_ptr(), rows, width, joined.dtype is torch.bfloat16)
         return out
+
+    def exponential(self, seed: int, position: int, vocabulary: int, domain: int, round_word: int = 0) -> Tensor:
+        """E of every token id, float32 [V]; one row of :func:`ssd_kernels.philox.exponential_noise`.
+
+        Raises:
+            ValueError: an argument does not fit the counter.
+        """
+        check_rows([seed], [position], vocabulary, domain, [round_word])
+        out = torch.empty(vocabulary)
+        self._exponential(*split_seed(seed), position, domain, round_word, out.data_ptr(), vocabulary)
+        return out
+
+    def race(self, noise: Tensor, law: Tensor) -> int:
+        """argmin noise / law of two rows [V] float32, lowest id; -1 if a quotient is NaN or none is finite."""
+        return int(self._race(noise.data_ptr(), law.data_ptr(), len(law)))
+
+    def largest(self, row: Tensor) -> int:
+        """argmax of a row [V] float32, lowest id; -1 if one is NaN or the largest is not finite."""
+        return int(self._largest(row.data_ptr(), len(row)))

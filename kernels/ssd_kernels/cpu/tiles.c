@@ -1,0 +1,62 @@
+/* Linear layers in bfloat16 by AMX tiles. */
+#define _GNU_SOURCE
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "tiles.h"
+
+#define OUTPUTS (2 * LANES) /* outputs per step */
+#define MOST_ROWS (2 * TILE_ROWS)
+
+typedef struct {
+    const uint16_t *weights; /* bf16 [outputs / 32, width / 2, 32, 2], width the inputs rounded up to 32 */
+    const float *bias;       /* [outputs, rounded up to 32] */
+    int64_t inputs, outputs;
+} Layer;
+
+/* 1 if this process may use tiles: they are there, and Linux grants their state to all its threads from now on. */
+int64_t ssd_tiles(void) {
+#if TILES
+    return syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* XFEATURE_XTILEDATA */) == 0;
+#else
+    return 0;
+#endif
+}
+
+#if TILES
+TILE_PRODUCT(product, _tile_dpbf16ps)
+
+/* out [rows, width of them], rows stride numbers apart, = sums + bias */
+INLINE void finish(float sums[][OUTPUTS], const float *bias, uint16_t *out, int64_t stride, int rows, int64_t width) {
+    for (int64_t i = 0; i < width; i += LANES) {
+        const vf added = load(bias + i, 0);
+        for (int r = 0; r < rows; r++) {
+            const vh half = (vh)_mm512_cvtneps_pbh((__m512)(load(sums[r] + i, 0) + added));
+            memcpy(out + r * stride + i, &half, width - i < LANES ? 2 * (width - i) : sizeof half);
+        }
+    }
+}
+
+/* out [T, outputs] = x [T, inputs] W^T + bias, all bf16, sums float32; x has rows of width inputs, padded with 0. */
+void ssd_bf16_linear(const Layer *layer, const void *x, void *out, int64_t rows) {
+    const int64_t width = (layer->inputs + 31) / 32 * 32, steps = width / 32;
+    int shaped = 0;
+    float sums[MOST_ROWS][OUTPUTS] __attribute__((aligned(64)));
+    for (int64_t first = 0; first < layer->outputs; first += OUTPUTS) {
+        const char *weights = (const char *)layer->weights + first * width * 2;
+        for (int64_t done = 0; done < rows; done += MOST_ROWS) {
+            const int n = rows - done < MOST_ROWS ? rows - done : MOST_ROWS;
+            if (n != shaped) shape_tiles(shaped = n);
+            product(weights, (const char *)x + done * width * 2, width * 2, steps, n, sums, done == 0);
+            if (first + OUTPUTS <= layer->outputs)
+                finish(sums, layer->bias + first, (uint16_t *)out + done * layer->outputs + first, layer->outputs, n, OUTPUTS);
+            else
+                finish(sums, layer->bias + first, (uint16_t *)out + done * layer->outputs + first, layer->outputs, n,
+                       layer->outputs - first);
+        }
+    }
+    _tile_release();
+}
+#else
+void ssd_bf16_linear(const Layer *layer, const void *x, void *out, int64_t rows) { __builtin_trap(); }
+#endif
