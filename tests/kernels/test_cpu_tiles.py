@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import pytest
 import torch
 from ssd_kernels.backends import KernelUnavailable
-from ssd_kernels.cpu import CpuKernels, TiledLayer
+from ssd_kernels.cpu import CpuKernels, Int8Layer, TiledLayer
 from support.compiled import compiled
 
 SIZES = pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (31, 7), (33, 64), (96, 130), (64, 577)])
@@ -20,6 +23,16 @@ def tiled() -> CpuKernels:
 
 def random(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).bfloat16()
+
+
+@contextlib.contextmanager
+def threads(n: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @SIZES
@@ -62,3 +75,14 @@ def test_refusals(older_processor: CpuKernels) -> None:
         TiledLayer(older_processor, random(32, 32))
     with pytest.raises(ValueError, match=r"bfloat16, not torch\.float32"):
         TiledLayer(tiled(), random(32, 32).float())
+
+
+@pytest.mark.parametrize("outputs", [20, 33, 300])
+def test_threads_share_the_outputs(outputs: int) -> None:
+    weight, x = random(outputs, 96), random(40, 96)
+    layers = [TiledLayer(tiled(), weight), Int8Layer(tiled(), weight)]
+    alone = [layer(x) for layer in layers] + [layer(x[:1]) for layer in layers]
+    with threads(3):
+        together = [layer(x) for layer in layers] + [layer(x[:1]) for layer in layers]
+    for one, other in zip(alone, together, strict=True):
+        assert torch.equal(one, other)

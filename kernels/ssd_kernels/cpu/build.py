@@ -12,12 +12,12 @@ from pathlib import Path
 
 from ssd_kernels.backends import KernelUnavailable
 
-FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-shared", "-fPIC")
+FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC")
 VERSION_S = 10.0
 COMPILE_S = 120.0
 _HERE = Path(__file__).parent
 _SOURCES = ("rows.c", "attention.c", "int8.c", "tiles.c", "draws.c")
-_HEADERS = ("vector.h", "tiles.h")
+_HEADERS = ("vector.h", "tiles.h", "threads.h")
 
 
 def build(folder: Path, compiler: str = "cc") -> Path:

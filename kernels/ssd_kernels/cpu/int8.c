@@ -6,6 +6,7 @@
 #pragma GCC optimize("fp-contract=off")
 #endif
 
+#include "threads.h"
 #include "tiles.h"
 
 #define OUTPUTS (2 * LANES) /* outputs per step */
@@ -90,10 +91,10 @@ INLINE void rows_of(const Layer *layer, int64_t block, const uint8_t *inputs, co
 TILE_PRODUCT(product, _tile_dpbusd)
 
 INLINE void by_tiles(const Layer *layer, const uint8_t *inputs, const float *scales, int64_t padded, void *out,
-                     int64_t rows, int bf16) {
+                     int64_t rows, int64_t begin, int64_t end, int bf16) {
     int32_t sums[MOST_TILED][OUTPUTS] __attribute__((aligned(64)));
     int shaped = 0;
-    for (int64_t block = 0; block * OUTPUTS < layer->outputs; block++) {
+    for (int64_t block = begin; block < end; block++) {
         const char *weights = (const char *)layer->weights + block * padded * OUTPUTS;
         for (int64_t done = 0; done < rows; done += MOST_TILED) {
             const int n = rows - done < MOST_TILED ? rows - done : MOST_TILED;
@@ -114,19 +115,9 @@ INLINE void by_tiles(const Layer *layer, const uint8_t *inputs, const float *sca
 }
 #endif
 
-INLINE void linear(const Layer *layer, const void *x, void *out, int64_t rows, char *scratch, int tiles, int bf16) {
-    const int64_t padded = (layer->inputs + 63) / 64 * 64;
-    float *scales = (float *)scratch;
-    uint8_t *inputs = (uint8_t *)(scales + rows);
-    for (int64_t r = 0; r < rows; r++)
-        scales[r] = quantise(at(x, r * layer->inputs, bf16), layer->inputs, padded, inputs + r * padded, bf16);
-#if TILES
-    if (tiles && rows >= FEWEST_TILED) {
-        by_tiles(layer, inputs, scales, padded, out, rows, bf16);
-        return;
-    }
-#endif
-    for (int64_t block = 0; block * OUTPUTS < layer->outputs; block++) {
+INLINE void by_rows(const Layer *layer, const uint8_t *inputs, const float *scales, int64_t padded, void *out,
+                    int64_t rows, int64_t begin, int64_t end, int bf16) {
+    for (int64_t block = begin; block < end; block++) {
         int64_t r = 0;
 #define STEP(n) \
     for (; r + n <= rows; r += n) \
@@ -139,12 +130,28 @@ INLINE void linear(const Layer *layer, const void *x, void *out, int64_t rows, c
     }
 }
 
+INLINE void linear(const Layer *layer, const void *x, void *out, int64_t rows, char *scratch, int64_t threads, int tiles,
+                   int bf16) {
+    const int64_t padded = (layer->inputs + 63) / 64 * 64, blocks = (layer->outputs + OUTPUTS - 1) / OUTPUTS;
+    float *scales = (float *)scratch;
+    uint8_t *inputs = (uint8_t *)(scales + rows);
+    for (int64_t r = 0; r < rows; r++)
+        scales[r] = quantise(at(x, r * layer->inputs, bf16), layer->inputs, padded, inputs + r * padded, bf16);
+#if TILES
+    if (tiles && rows >= FEWEST_TILED) {
+        SHARE_BLOCKS(blocks, threads, by_tiles(layer, inputs, scales, padded, out, rows, first, stop, bf16))
+        return;
+    }
+#endif
+    SHARE_BLOCKS(blocks, threads, by_rows(layer, inputs, scales, padded, out, rows, first, stop, bf16))
+}
+
 /* out [T, outputs] = x [T, inputs] W^T + bias; scratch: (4 + inputs rounded up to 64) bytes per row. tiles: whether
  * this process may use them. */
-void ssd_int8_linear(const Layer *layer, const void *x, void *out, int64_t rows, char *scratch, int64_t tiles,
-                     int64_t bf16) {
+void ssd_int8_linear(const Layer *layer, const void *x, void *out, int64_t rows, char *scratch, int64_t threads,
+                     int64_t tiles, int64_t bf16) {
     if (bf16)
-        linear(layer, x, out, rows, scratch, tiles, 1);
+        linear(layer, x, out, rows, scratch, threads, tiles, 1);
     else
-        linear(layer, x, out, rows, scratch, tiles, 0);
+        linear(layer, x, out, rows, scratch, threads, tiles, 0);
 }

@@ -66,7 +66,8 @@ class Int8Layer:
         out = torch.empty((rows, self._outputs), dtype=x.dtype)
         scratch = torch.empty(rows * self._row_bytes, dtype=torch.uint8)
         in_bf16 = x.dtype is torch.bfloat16
-        self._run(self._address, x.data_ptr(), out.data_ptr(), rows, scratch.data_ptr(), self._tiles, in_bf16)
+        at, threads = (x.data_ptr(), out.data_ptr(), rows, scratch.data_ptr()), torch.get_num_threads()
+        self._run(self._address, *at, threads, self._tiles, in_bf16)
         return out
 
 

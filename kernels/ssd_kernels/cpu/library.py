@@ -17,7 +17,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 
 class CpuKernels:
-    """Functions of contiguous CPU tensors in float32 or bfloat16, run by the calling thread.
+    """Functions of contiguous CPU tensors in float32 or bfloat16, run by the calling thread; linear layers by as many as torch uses.
 
     The result of a row does not depend on the rows beside it. Shapes and dtypes are the caller's duty: they are not
     checked at every call.
@@ -47,9 +47,9 @@ class CpuKernels:
         self.attend = library.ssd_attend
         self.attend.argtypes = (_POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT)
         self.int8_linear = library.ssd_int8_linear
-        self.int8_linear.argtypes = (_POINTER, _POINTER, _POINTER, _INT, _POINTER, _INT, _INT)
+        self.int8_linear.argtypes = (_POINTER, _POINTER, _POINTER, _INT, _POINTER, _INT, _INT, _INT)
         self.bf16_linear = library.ssd_bf16_linear
-        self.bf16_linear.argtypes = (_POINTER, _POINTER, _POINTER, _INT)
+        self.bf16_linear.argtypes = (_POINTER, _POINTER, _POINTER, _INT, _INT)
         for function in (self._add_norm, self._rotate, self._gate, self.attend, self.int8_linear, self.bf16_linear):
             function.restype = None
         self._exponential = library.ssd_exponential

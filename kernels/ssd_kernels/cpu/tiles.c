@@ -3,6 +3,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "threads.h"
 #include "tiles.h"
 
 #define OUTPUTS (2 * LANES) /* outputs per step */
@@ -37,12 +38,11 @@ INLINE void finish(float sums[][OUTPUTS], const float *bias, uint16_t *out, int6
     }
 }
 
-/* out [T, outputs] = x [T, inputs] W^T + bias, all bf16, sums float32; x has rows of width inputs, padded with 0. */
-void ssd_bf16_linear(const Layer *layer, const void *x, void *out, int64_t rows) {
+static void blocks(const Layer *layer, const void *x, void *out, int64_t rows, int64_t begin, int64_t end) {
     const int64_t width = (layer->inputs + 31) / 32 * 32, steps = width / 32;
     int shaped = 0;
     float sums[MOST_ROWS][OUTPUTS] __attribute__((aligned(64)));
-    for (int64_t first = 0; first < layer->outputs; first += OUTPUTS) {
+    for (int64_t first = begin * OUTPUTS; first < end * OUTPUTS; first += OUTPUTS) {
         const char *weights = (const char *)layer->weights + first * width * 2;
         for (int64_t done = 0; done < rows; done += MOST_ROWS) {
             const int n = rows - done < MOST_ROWS ? rows - done : MOST_ROWS;
@@ -57,6 +57,11 @@ void ssd_bf16_linear(const Layer *layer, const void *x, void *out, int64_t rows)
     }
     _tile_release();
 }
+
+/* out [T, outputs] = x [T, inputs] W^T + bias, all bf16, sums float32; x has rows of width inputs, padded with 0. */
+void ssd_bf16_linear(const Layer *layer, const void *x, void *out, int64_t rows, int64_t threads) {
+    SHARE_BLOCKS((layer->outputs + OUTPUTS - 1) / OUTPUTS, threads, blocks(layer, x, out, rows, first, stop))
+}
 #else
-void ssd_bf16_linear(const Layer *layer, const void *x, void *out, int64_t rows) { __builtin_trap(); }
+void ssd_bf16_linear(const Layer *layer, const void *x, void *out, int64_t rows, int64_t threads) { __builtin_trap(); }
 #endif

@@ -55,5 +55,5 @@ class TiledLayer:
     def __call__(self, x: Tensor) -> Tensor:
         x = F.pad(x, (0, self._missing)) if self._missing else x.contiguous()
         out = torch.empty((x.shape[0], self._outputs), dtype=torch.bfloat16)
-        self._run(self._address, x.data_ptr(), out.data_ptr(), x.shape[0])
+        self._run(self._address, x.data_ptr(), out.data_ptr(), x.shape[0], torch.get_num_threads())
         return out
