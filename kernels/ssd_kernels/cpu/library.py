@@ -17,7 +17,9 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 
 class CpuKernels:
-    """Functions of contiguous CPU tensors in float32 or bfloat16, run by the calling thread; linear layers by as many as torch uses.
+    """Functions of contiguous CPU tensors in float32 or bfloat16.
+
+    Linear layers run on as many threads as torch uses, all else on the calling one.
 
     The result of a row does not depend on the rows beside it. Shapes and dtypes are the caller's duty: they are not
     checked at every call.
