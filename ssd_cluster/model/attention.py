@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+from ssd_kernels.cpu import PagedAttention
 from torch import Tensor
 
 from ssd_cluster.errors import ConfigError
@@ -15,6 +16,11 @@ from ssd_cluster.model.kv import PagedKV, TailPool
 
 class AttentionPlan(ABC):
     """One forward: what does not depend on the layer (slots, masks, views of the cache) is worked out beforehand."""
+
+    @property
+    def compiled(self) -> PagedAttention | None:
+        """The same for layers that run in one compiled call; None if some rows attend in torch."""
+        return None
 
     @abstractmethod
     def attend(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:

@@ -72,6 +72,10 @@ class CompiledPlan(AttentionPlan):
         kv, heads = backend.kv, backend.config.n_heads
         self._short = PagedAttention(backend.kernels, short, kv.data, kv.block_size, backend.tail_entries, heads)
 
+    @property
+    def compiled(self) -> PagedAttention | None:
+        return None if self._long else self._short
+
     def attend(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
         out = torch.empty((q.shape[0], q.shape[1] * q.shape[2]), dtype=q.dtype)
         self._short.attend(layer, q, kv, out)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ssd_cluster.model.attention import AttentionBackend, AttentionPlan
 from ssd_cluster.model.batch import CausalSpan, ForwardBatch, MaskedSpan
+from ssd_cluster.model.compiled_layers import compiled_layers
 from ssd_cluster.model.decoder_config import DecoderConfig
 from ssd_cluster.model.rope import rotation_table
 from ssd_cluster.model.row_ops import EagerRowOps, RowOps
@@ -28,6 +29,7 @@ class Decoder:
         self._weights = weights
         self._attention = attention
         self._ops = row_ops or EagerRowOps()
+        self._compiled = compiled_layers(config, weights, self._ops)
         self._device = weights.embedding.table.device
         self._rotations = rotation_table(config.rope, config.head_dim, n_positions, self._device)
 
@@ -60,9 +62,13 @@ class Decoder:
         rotation = self._rotations[torch.tensor(positions, device=self._device)].unsqueeze(1)
         # The residual stream stays in float32: in bfloat16 it would be rounded anew in every layer.
         hidden = weights.embedding(torch.tensor(tokens, device=self._device))
-        delta = None
-        for index, layer in enumerate(weights.layers):
-            delta = self._layer(index, layer, hidden, delta, rotation, plan)
+        attention = plan.compiled
+        if self._compiled is not None and attention is not None:
+            delta: Tensor | None = self._compiled(hidden, rotation, attention)
+        else:
+            delta = None
+            for index, layer in enumerate(weights.layers):
+                delta = self._layer(index, layer, hidden, delta, rotation, plan)
         normal = self._ops.add_norm(hidden, delta, weights.norm)
         if len(wanted) < len(tokens):
             return normal[torch.tensor(wanted, dtype=torch.int64, device=self._device)]

@@ -64,10 +64,10 @@ class TiledLinear(Linear):
     """
 
     def __init__(self, kernels: CpuKernels, weight: Tensor, bias: Tensor | None = None) -> None:
-        self._layer = TiledLayer(kernels, weight, bias)
+        self.layer = TiledLayer(kernels, weight, bias)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._layer(x)
+        return self.layer(x)
 
 
 class Int8Linear(Linear):
@@ -77,10 +77,10 @@ class Int8Linear(Linear):
     """
 
     def __init__(self, kernels: CpuKernels, weight: Tensor, bias: Tensor | None = None) -> None:
-        self._layer = Int8Layer(kernels, weight, bias)
+        self.layer = Int8Layer(kernels, weight, bias)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._layer(x.contiguous())
+        return self.layer(x.contiguous())
 
 
 def linear_backend(dtype: torch.dtype, device: torch.device) -> type[Linear]:

@@ -58,18 +58,18 @@ class CompiledRowOps(RowOps):
     """Functions of ``ssd_kernels.cpu``: float32 within a function, rounded once at its end."""
 
     def __init__(self, kernels: CpuKernels) -> None:
-        self._kernels = kernels
+        self.kernels = kernels
 
     def add_norm(self, hidden: Tensor, delta: Tensor | None, norm: RMSNorm) -> Tensor:
         delta = delta if delta is None else delta.contiguous()
-        return self._kernels.add_norm(hidden, delta, norm.scaled, norm.floor, norm.dtype)
+        return self.kernels.add_norm(hidden, delta, norm.scaled, norm.floor, norm.dtype)
 
     def rotate(self, heads: Tensor, n_rotated: int, norm: RMSNorm | None, rotation: Tensor) -> None:
         weight, floor = (None, 0.0) if norm is None else (norm.scaled, norm.floor)
-        self._kernels.rotate(heads, n_rotated, rotation, weight, floor)
+        self.kernels.rotate(heads, n_rotated, rotation, weight, floor)
 
     def gate(self, joined: Tensor) -> Tensor:
-        return self._kernels.gate(joined.contiguous())
+        return self.kernels.gate(joined.contiguous())
 
 
 def agree(ours: RowOps, reference: RowOps, dtype: torch.dtype) -> bool:

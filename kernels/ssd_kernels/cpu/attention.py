@@ -48,7 +48,7 @@ class _Plan(ctypes.Structure):
 
 
 class PagedAttention:
-    """One forward's attention, for any number of layers."""
+    """One forward's attention, for any number of layers. ``address``: of the plan, for the compiled functions."""
 
     def __init__(
         self,
@@ -83,8 +83,8 @@ class PagedAttention:
             None if tails is None else tails.data_ptr(), pages.shape[1], 0 if tails is None else tails.shape[1],
         )  # fmt: skip
         self._memory = (pages, tails)
-        self._address = ctypes.addressof(self._plan)
-        self._scratch = torch.empty(kernels.scratch(self._address), dtype=torch.uint8)
+        self.address = ctypes.addressof(self._plan)
+        self._scratch = torch.empty(kernels.scratch(self.address), dtype=torch.uint8)
         self._plan.scratch = self._scratch.data_ptr()
         self._attend = kernels.attend
         self._is_bfloat16 = pages.dtype is torch.bfloat16
@@ -99,7 +99,7 @@ class PagedAttention:
             out: [T, H * D], contiguous; the rows of the spans are written.
         """
         self._attend(
-            self._address,
+            self.address,
             layer,
             q.data_ptr(),
             q.stride(0),

@@ -16,7 +16,7 @@ FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-fopenmp", "-
 VERSION_S = 10.0
 COMPILE_S = 120.0
 _HERE = Path(__file__).parent
-_SOURCES = ("rows.c", "attention.c", "int8.c", "tiles.c", "draws.c")
+_SOURCES = ("rows.c", "attention.c", "int8.c", "tiles.c", "draws.c", "layers.c")
 _HEADERS = ("vector.h", "tiles.h", "threads.h")
 
 

@@ -38,7 +38,13 @@ def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Int8Layer:
-    """y = x W^T + b of x [T, in] float32 or bfloat16, in x's dtype."""
+    """y = x W^T + b of x [T, in] float32 or bfloat16, in x's dtype.
+
+    Attributes:
+        outputs: number of outputs.
+        address: of the layer, for the compiled functions.
+        row_bytes: scratch memory per row.
+    """
 
     def __init__(self, kernels: CpuKernels, weight: Tensor, bias: Tensor | None = None) -> None:
         """``weight``: [out, in] of any dtype.
@@ -57,17 +63,17 @@ class Int8Layer:
         added = torch.zeros(outputs) if bias is None else bias.float()
         self._kept = (blocks, F.pad(scales.flatten(), (0, rows)), excess, F.pad(added, (0, rows)))
         self._layer = _Layer(*(part.data_ptr() for part in self._kept), inputs, outputs)
-        self._address = ctypes.addressof(self._layer)
-        self._outputs, self._row_bytes = outputs, 4 + padded.shape[1]
+        self.address = ctypes.addressof(self._layer)
+        self.outputs, self.row_bytes = outputs, 4 + padded.shape[1]
         self._run, self._tiles = kernels.int8_linear, kernels.tiles
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.shape[0]
-        out = torch.empty((rows, self._outputs), dtype=x.dtype)
-        scratch = torch.empty(rows * self._row_bytes, dtype=torch.uint8)
+        out = torch.empty((rows, self.outputs), dtype=x.dtype)
+        scratch = torch.empty(rows * self.row_bytes, dtype=torch.uint8)
         in_bf16 = x.dtype is torch.bfloat16
         at, threads = (x.data_ptr(), out.data_ptr(), rows, scratch.data_ptr()), torch.get_num_threads()
-        self._run(self._address, *at, threads, self._tiles, in_bf16)
+        self._run(self.address, *at, threads, self._tiles, in_bf16)
         return out
 
 

@@ -59,6 +59,10 @@ class CpuKernels:
         self._race, self._largest = library.ssd_race, library.ssd_largest
         self._race.argtypes, self._race.restype = (_POINTER, _POINTER, _INT), _INT
         self._largest.argtypes, self._largest.restype = (_POINTER, _INT), _INT
+        self.layers_scratch = library.ssd_layers_scratch
+        self.layers_scratch.argtypes, self.layers_scratch.restype = (_POINTER, _INT), _INT
+        self.layers = library.ssd_layers
+        self.layers.argtypes, self.layers.restype = (*[_POINTER] * 6, _INT, _INT), None
         library.ssd_tiles.restype = _INT
         self.tiles = bool(library.ssd_tiles())
 

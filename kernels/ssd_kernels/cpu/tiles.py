@@ -29,6 +29,11 @@ class TiledLayer:
     """y = x W^T + b of x [T, in] bfloat16, summed in float32, rounded once.
 
     A row's sums run over the inputs in one order, so its result does not depend on the rows beside it.
+
+    Attributes:
+        outputs: number of outputs.
+        address: of the layer, for the compiled functions.
+        padded: the number of inputs is no multiple of 32, so x is copied before it is used.
     """
 
     def __init__(self, kernels: CpuKernels, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -44,16 +49,17 @@ class TiledLayer:
             raise ValueError(f"tiled layers are bfloat16, not {weight.dtype}")
         outputs, inputs = weight.shape
         rows, self._missing = -outputs % _OUTPUTS, -inputs % _INPUTS
+        self.padded = self._missing > 0
         padded = F.pad(weight, (0, self._missing, 0, rows))
         blocks = padded.view(-1, _OUTPUTS, padded.shape[1] // 2, 2).transpose(1, 2).contiguous()
         added = torch.zeros(outputs) if bias is None else bias.float()
         self._kept = (blocks, F.pad(added, (0, rows)))
         self._layer = _Layer(*(part.data_ptr() for part in self._kept), inputs, outputs)
-        self._address = ctypes.addressof(self._layer)
-        self._outputs, self._run = outputs, kernels.bf16_linear
+        self.address = ctypes.addressof(self._layer)
+        self.outputs, self._run = outputs, kernels.bf16_linear
 
     def __call__(self, x: Tensor) -> Tensor:
         x = F.pad(x, (0, self._missing)) if self._missing else x.contiguous()
-        out = torch.empty((x.shape[0], self._outputs), dtype=torch.bfloat16)
-        self._run(self._address, x.data_ptr(), out.data_ptr(), x.shape[0], torch.get_num_threads())
+        out = torch.empty((x.shape[0], self.outputs), dtype=torch.bfloat16)
+        self._run(self.address, x.data_ptr(), out.data_ptr(), x.shape[0], torch.get_num_threads())
         return out
