@@ -85,6 +85,7 @@ class ToyRunner:
         self.pages = np.full(blocks * block_size, -1, dtype=np.int64)
         self.branches = np.full((tails, depth), -1, dtype=np.int64)
         self.block_size = block_size
+        self.kernels = None
         self.output_ids = None
         self.device = torch.device("cpu")
         self.max_context = context
