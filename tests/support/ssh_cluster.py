@@ -32,7 +32,7 @@ from support.tiny import make_checkpoint, perturb
 
 WORKERS = (f"{NETWORK}.{FIRST + 1}", f"{NETWORK}.{FIRST + 2}")
 DESK = 3
-COMMAND_S = 300.0
+COMMAND_S = 600.0
 _BIN = Path(sys.executable).parent
 _SSHD = "/usr/sbin/sshd"
 SHIPPED = Path(__file__).parents[2] / "cluster_configs" / "on-premises.yaml"
