@@ -130,28 +130,45 @@ INLINE void by_rows(const Layer *layer, const uint8_t *inputs, const float *scal
     }
 }
 
-INLINE void linear(const Layer *layer, const void *x, void *out, int64_t rows, char *scratch, int64_t threads, int tiles,
-                   int bf16) {
-    const int64_t padded = (layer->inputs + 63) / 64 * 64, blocks = (layer->outputs + OUTPUTS - 1) / OUTPUTS;
+/* Rows x to bytes, and their scales: into scratch, (4 + inputs rounded up to 64) bytes per row. */
+void ssd_int8_inputs(const Layer *layer, const void *x, int64_t rows, char *scratch, int64_t bf16) {
+    const int64_t padded = (layer->inputs + 63) / 64 * 64;
     float *scales = (float *)scratch;
     uint8_t *inputs = (uint8_t *)(scales + rows);
     for (int64_t r = 0; r < rows; r++)
-        scales[r] = quantise(at(x, r * layer->inputs, bf16), layer->inputs, padded, inputs + r * padded, bf16);
+        if (bf16)
+            scales[r] = quantise(at(x, r * layer->inputs, 1), layer->inputs, padded, inputs + r * padded, 1);
+        else
+            scales[r] = quantise(at(x, r * layer->inputs, 0), layer->inputs, padded, inputs + r * padded, 0);
+}
+
+INLINE void blocks(const Layer *layer, const char *scratch, void *out, int64_t rows, int64_t begin, int64_t end, int tiles,
+                   int bf16) {
+    const int64_t padded = (layer->inputs + 63) / 64 * 64;
+    const float *scales = (const float *)scratch;
+    const uint8_t *inputs = (const uint8_t *)(scales + rows);
 #if TILES
     if (tiles && rows >= FEWEST_TILED) {
-        SHARE_BLOCKS(blocks, threads, by_tiles(layer, inputs, scales, padded, out, rows, first, stop, bf16))
+        by_tiles(layer, inputs, scales, padded, out, rows, begin, end, bf16);
         return;
     }
 #endif
-    SHARE_BLOCKS(blocks, threads, by_rows(layer, inputs, scales, padded, out, rows, first, stop, bf16))
+    by_rows(layer, inputs, scales, padded, out, rows, begin, end, bf16);
 }
 
-/* out [T, outputs] = x [T, inputs] W^T + bias; scratch: (4 + inputs rounded up to 64) bytes per row. tiles: whether
- * this process may use them. */
-void ssd_int8_linear(const Layer *layer, const void *x, void *out, int64_t rows, char *scratch, int64_t threads,
+/* The outputs of blocks begin to end - 1, 32 each, of rows in scratch. tiles: whether this process may use them. */
+void ssd_int8_blocks(const Layer *layer, const char *scratch, void *out, int64_t rows, int64_t begin, int64_t end,
                      int64_t tiles, int64_t bf16) {
     if (bf16)
-        linear(layer, x, out, rows, scratch, threads, tiles, 1);
+        blocks(layer, scratch, out, rows, begin, end, tiles, 1);
     else
-        linear(layer, x, out, rows, scratch, threads, tiles, 0);
+        blocks(layer, scratch, out, rows, begin, end, tiles, 0);
+}
+
+/* out [T, outputs] = x [T, inputs] W^T + bias. */
+void ssd_int8_linear(const Layer *layer, const void *x, void *out, int64_t rows, char *scratch, int64_t threads,
+                     int64_t tiles, int64_t bf16) {
+    ssd_int8_inputs(layer, x, rows, scratch, bf16);
+    SHARE_BLOCKS((layer->outputs + OUTPUTS - 1) / OUTPUTS, threads,
+                 ssd_int8_blocks(layer, scratch, out, rows, first, stop, tiles, bf16))
 }

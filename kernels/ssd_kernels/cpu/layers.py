@@ -41,7 +41,7 @@ class Layer:
 class _Linear(ctypes.Structure):
     """``Linear`` in layers.c."""
 
-    _fields_ = (("kind", ctypes.c_int64), ("layer", ctypes.c_void_p))
+    _fields_ = (("kind", ctypes.c_int64), ("layer", ctypes.c_void_p), ("outputs", ctypes.c_int64))
 
 
 class _Part(ctypes.Structure):
@@ -142,7 +142,7 @@ def _part(layer: Layer) -> _Part:
         *(None if norm is None else norm.weight.data_ptr() for norm in norms),
         *(0.0 if norm is None else norm.floor for norm in norms),
         *(
-            _Linear(isinstance(linear, Int8Layer), linear.address)
+            _Linear(isinstance(linear, Int8Layer), linear.address, linear.outputs)
             for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)
         ),
     )

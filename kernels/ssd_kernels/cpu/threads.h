@@ -3,6 +3,8 @@
 #define SSD_THREADS_H
 
 #include <omp.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdint.h>
 
 /* Run BODY with block from ``first`` to ``stop`` - 1 being the share of each of at most ``threads`` threads. */
@@ -17,5 +19,27 @@
             BODY;                                                                        \
         }                                                                                \
     }
+
+/* Threads of one region wait here for each other: turning, because the others are microseconds away, and giving the core
+ * away where they turn out not to be. */
+typedef struct {
+    _Atomic int64_t arrived, rounds;
+} Meeting;
+
+static inline void meet(Meeting *meeting, int64_t threads) {
+    if (threads < 2) return;
+    const int64_t round = atomic_load(&meeting->rounds);
+    if (atomic_fetch_add(&meeting->arrived, 1) == threads - 1) {
+        atomic_store(&meeting->arrived, 0);
+        atomic_fetch_add(&meeting->rounds, 1);
+        return;
+    }
+    for (int64_t turns = 0; atomic_load(&meeting->rounds) == round; turns++) {
+        if (turns > 20000) sched_yield();
+#if defined(__x86_64__)
+        else __builtin_ia32_pause();
+#endif
+    }
+}
 
 #endif

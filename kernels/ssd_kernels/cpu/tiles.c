@@ -38,7 +38,8 @@ INLINE void finish(float sums[][OUTPUTS], const float *bias, uint16_t *out, int6
     }
 }
 
-static void blocks(const Layer *layer, const void *x, void *out, int64_t rows, int64_t begin, int64_t end) {
+/* The outputs of blocks begin to end - 1, 32 each. */
+void ssd_bf16_blocks(const Layer *layer, const void *x, void *out, int64_t rows, int64_t begin, int64_t end) {
     const int64_t width = (layer->inputs + 31) / 32 * 32, steps = width / 32;
     int shaped = 0;
     float sums[MOST_ROWS][OUTPUTS] __attribute__((aligned(64)));
@@ -60,8 +61,11 @@ static void blocks(const Layer *layer, const void *x, void *out, int64_t rows, i
 
 /* out [T, outputs] = x [T, inputs] W^T + bias, all bf16, sums float32; x has rows of width inputs, padded with 0. */
 void ssd_bf16_linear(const Layer *layer, const void *x, void *out, int64_t rows, int64_t threads) {
-    SHARE_BLOCKS((layer->outputs + OUTPUTS - 1) / OUTPUTS, threads, blocks(layer, x, out, rows, first, stop))
+    SHARE_BLOCKS((layer->outputs + OUTPUTS - 1) / OUTPUTS, threads, ssd_bf16_blocks(layer, x, out, rows, first, stop))
 }
 #else
+void ssd_bf16_blocks(const Layer *layer, const void *x, void *out, int64_t rows, int64_t begin, int64_t end) {
+    __builtin_trap();
+}
 void ssd_bf16_linear(const Layer *layer, const void *x, void *out, int64_t rows, int64_t threads) { __builtin_trap(); }
 #endif

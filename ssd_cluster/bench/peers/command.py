@@ -11,7 +11,7 @@ from ssd_cluster.bench.contest.options import add_contest, add_cores, hold, open
 from ssd_cluster.bench.contest.run import Contest
 from ssd_cluster.bench.endpoint.client import Endpoint, checked_url, read_api_key
 from ssd_cluster.bench.engines import Worker
-from ssd_cluster.bench.options import add_workload, branches, cores, lookahead
+from ssd_cluster.bench.options import add_int8, add_workload, branches, cores, lookahead
 from ssd_cluster.bench.peers.report import draw, table
 from ssd_cluster.bench.peers.settings import Method, PeerSettings
 from ssd_cluster.bench.rules.command import ALL, named
@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "those of target and draft together)")  # fmt: skip
     add("--peer-tokens", type=lookahead, default=None, help="tokens proposed per round by assisted generation and "
         "prompt lookup (default: what transformers does, and 10)")  # fmt: skip
+    add_int8(parser)
     add_cores(parser)
     add_contest(parser)
 
@@ -59,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     names = [entry.name for entry in entries]
     if len(set(names)) < len(names):
         raise ConfigError(f"--endpoint: every name may be used once, and not {', '.join(OURS)}", param="endpoint")
-    more = ("k", "sd_k", "rows", "controller", "wait_ms", "peer_cores", "peer_tokens")
+    more = ("k", "sd_k", "rows", "controller", "int8", "wait_ms", "peer_cores", "peer_tokens")
     store = open_store(arguments, workloads, more)
     return hold(arguments, Contest(entries, workloads, arguments.repetitions), store, ("ssd",), table, draw)
 
@@ -79,7 +80,7 @@ def _ours(arguments: argparse.Namespace) -> list[Entry]:
         k = arguments.sd_k if mode is Mode.SD and arguments.sd_k else arguments.k
         chosen = ControllerSettings(enabled=arguments.controller and mode is Mode.SSD)
         speculation = SpeculationSettings(k=k, rows=arguments.rows, wait_ms=arguments.wait_ms, controller=chosen)
-        options = pair_options(arguments, speculation)
+        options = pair_options(arguments, speculation, int8=arguments.int8)
         entries.append(engine_entry(mode.value, engine_spec(mode, options)))
         everywhere = _all_cores(arguments)
         if mode is not Mode.SSD and everywhere not in (None, options.target_cores or default_cores()[0]):
