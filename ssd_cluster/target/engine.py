@@ -80,7 +80,7 @@ class TargetEngine:
         self._progress_at = self._gauge_at = clock()
         self._lock = threading.Lock()
         self._live: dict[str, LiveRequest] = {}
-        self._submitted: deque[LiveRequest] = deque()
+        self._submitted: deque[LiveRequest] = deque()  # the engine's thread takes from it at any time
         self._aborted: deque[str] = deque()
         rng = rng if rng is not None else random.SystemRandom()
         known = tokenizer.vocabulary
@@ -135,7 +135,7 @@ class TargetEngine:
         with self._lock:
             if self._failure is not None or self._stop.is_set():
                 raise EngineStopped(self._failure or "the engine is shutting down")
-            queued = len(self._scheduler.waiting) + sum(len(one.choices) for one in self._submitted)
+            queued = len(self._scheduler.waiting) + sum(len(one.choices) for one in self._submitted.copy())
             self._admission.admit(live, self._live, queued)
             self._live[request.request_id] = live
             self._submitted.append(live)

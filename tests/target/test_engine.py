@@ -16,7 +16,7 @@ from support.target_rig import Client, Rig, assert_clean, connect, drain, reques
 from ssd_cluster.errors import ContextTooLong, EngineStopped, InvalidRequest, Overloaded
 from ssd_cluster.model.batch import ForwardBatch
 from ssd_cluster.target.request import Delta, Event, Finished, GenerationRequest, SpeculativeOptions
-from ssd_cluster.target.sequence import LiveRequest
+from ssd_cluster.target.sequence import Choice, LiveRequest
 from ssd_cluster.types import FinishReason, Mode
 
 from .conftest import Reference
@@ -62,6 +62,26 @@ def test_too_many_waiting_is_overload(rig: Rig) -> None:
     engine.submit(request("r3", PROMPT), ignore)
     drain(engine)
     assert_clean(engine)
+
+
+def test_requests_are_counted_while_the_engine_takes_them(rig: Rig) -> None:
+    engine = rig.engine(Mode.AR)
+    taken: list[str] = []
+
+    class Taking(list[Choice]):
+        """A request's choices; whoever counts them finds that the engine has just taken the request behind."""
+
+        def __len__(self) -> int:
+            if not taken:
+                taken.append(engine._submitted.pop().request.request_id)
+            return super().__len__()
+
+    for name in ("a", "b"):
+        engine.submit(request(name, PROMPT), ignore)
+    engine._submitted[0].choices = Taking(engine._submitted[0].choices)
+    engine.submit(request("c", PROMPT), ignore)
+    assert taken == ["b"]
+    assert [live.request.request_id for live in engine._submitted] == ["a", "c"]
 
 
 def test_an_id_may_be_reused_only_after_its_request_has_ended(rig: Rig, reference: Plain) -> None:
