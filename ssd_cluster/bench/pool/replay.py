@@ -79,6 +79,7 @@ class ReplayRunner(ModelRunner):
         self.max_context = min(config.max_context, positions)
         self.tails = self.output_ids = None
         self.model_hash = "replay"
+        self.kernels = None
         self.device = torch.device("cpu")
         self.dtype = torch.float32
         self._settings = settings
