@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from ssd_kernels.cpu import CompiledLayers, Int8Layer, Layer, Norm, TiledLayer
 
 from ssd_cluster.model.decoder_config import DecoderConfig
@@ -21,7 +20,7 @@ def compiled_layers(config: DecoderConfig, weights: DecoderWeights, ops: RowOps)
         return None
     layers = [_layer(layer) for layer in weights.layers]
     dtype = weights.norm.dtype
-    known = [layer for layer in layers if layer is not None and _fits(layer, dtype)]
+    known = [layer for layer in layers if layer is not None and CompiledLayers.fits(layer, dtype)]
     if len(known) < len(layers):
         return None
     return CompiledLayers(ops.kernels, known, config.n_heads, config.n_kv_heads, config.head_dim, dtype)
@@ -41,9 +40,3 @@ def _linear(linear: Linear) -> TiledLayer | Int8Layer | None:
 
 def _norm(norm: RMSNorm) -> Norm:
     return Norm(norm.scaled, norm.floor)
-
-
-def _fits(layer: Layer, dtype: torch.dtype) -> bool:
-    linears = (layer.qkv, layer.out, layer.gate_up, layer.down)
-    tiled = [linear for linear in linears if isinstance(linear, TiledLayer)]
-    return not any(linear.padded for linear in tiled) and (dtype is torch.bfloat16 or not tiled)

@@ -56,7 +56,8 @@ class Verifier:
         """
         whole = logits.device.type == "cpu" and logits.shape[1] == self._valid_vocab
         if whole and all(_greedy(row) for row in rows):
-            results = self._greedy_outcomes(rows, logits)
+            # What every rule says of greedy rows, without their laws.
+            results = match_drawn([row.proposed for row in rows], lambda i: highest(logits[i], self._kernels))
             lap("verify")
             return results
         params: list[RowParams] = []
@@ -79,18 +80,6 @@ class Verifier:
         for row, law, outcome in zip(rows, laws, results, strict=True):
             if by_ratio(row):
                 self._laws.count(row.choice.session, law, refused=outcome.law_refused)
-        return results
-
-    def _greedy_outcomes(self, rows: Sequence[Row], logits: Tensor) -> list[Outcome]:
-        """What every rule says of greedy rows, without their laws."""
-        results, base = [], 0
-        for row in rows:
-
-            def draw(t: int, base: int = base) -> int:
-                return highest(logits[base + t], self._kernels)
-
-            results.append(match_drawn(row.proposed, draw))
-            base += row.n_proposed + 1
         return results
 
 

@@ -11,16 +11,23 @@ from ssd_cluster.sampling.coupled import coupled_sample, winner
 from ssd_cluster.verify.batch import Outcome, VerifyBatch
 
 
-def match_drawn(proposed: Sequence[int], draw: Callable[[int], int]) -> Outcome:
-    """The outcome of one sequence: ``draw(t)`` is what the target draws behind t proposed tokens.
+def match_drawn(proposals: Sequence[Sequence[int]], draw: Callable[[int], int]) -> list[Outcome]:
+    """Outcomes of a ragged batch whose rows are drawn one by one.
 
-    Called for t = 0, 1, ... up to the first draw that differs from ``proposed[t]``; nothing behind it counts.
+    Args:
+        proposals: proposed tokens x of B sequences, n_b each.
+        draw: row of the batch, in [0, sum(n_b + 1)), to what the target draws there. Called for a sequence's rows up to
+            the first that differs from the proposal; nothing behind it counts.
     """
-    for kept, token in enumerate(proposed):
-        drawn = draw(kept)
-        if drawn != token:
-            return Outcome(kept, drawn)
-    return Outcome(len(proposed), draw(len(proposed)))
+    outcomes, base = [], 0
+    for x in proposals:
+        kept, drawn = 0, draw(base)
+        while kept < len(x) and drawn == x[kept]:
+            kept += 1
+            drawn = draw(base + kept)
+        outcomes.append(Outcome(kept, drawn))
+        base += len(x) + 1
+    return outcomes
 
 
 def match(proposals: Sequence[Sequence[int]], sampled: Sequence[int]) -> list[Outcome]:
@@ -39,11 +46,7 @@ def match(proposals: Sequence[Sequence[int]], sampled: Sequence[int]) -> list[Ou
     wanted = sum(len(x) + 1 for x in proposals)
     if len(sampled) != wanted:
         raise ValueError(f"{wanted} draws needed, got {len(sampled)}")
-    outcomes, base = [], 0
-    for x in proposals:
-        outcomes.append(match_drawn(x, sampled[base : base + len(x) + 1].__getitem__))
-        base += len(x) + 1
-    return outcomes
+    return match_drawn(proposals, sampled.__getitem__)
 
 
 def equality(batch: VerifyBatch) -> list[Outcome]:
@@ -54,14 +57,7 @@ def equality(batch: VerifyBatch) -> list[Outcome]:
     Raises:
         NumericalError: a row that is drawn leaves nothing to draw.
     """
+    proposed = [proposal.tokens for proposal in batch.proposals]
     if batch.probs.device.type != "cpu":
-        return match([p.tokens for p in batch.proposals], coupled_sample(batch.probs, batch.noise).tolist())
-    outcomes, base = [], 0
-    for proposal in batch.proposals:
-
-        def draw(t: int, base: int = base) -> int:
-            return winner(batch.probs[base + t], batch.noise[base + t], batch.kernels)
-
-        outcomes.append(match_drawn(proposal.tokens, draw))
-        base += len(proposal.tokens) + 1
-    return outcomes
+        return match(proposed, coupled_sample(batch.probs, batch.noise).tolist())
+    return match_drawn(proposed, lambda row: winner(batch.probs[row], batch.noise[row], batch.kernels))

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from support.compiled import compiled
 from support.here import HereEngine, here
 from support.sse_server import sse_server
 from support.tiny import make_checkpoint, perturb
@@ -124,3 +125,24 @@ def test_peers_over_http(
     error = capsys.readouterr().err
     assert "every name may be used once" in error
     assert "--endpoint takes NAME=URL" in error
+
+
+@pytest.mark.parametrize(("rounded", "weights"), [("draft", ("dtype", "int8")), ("both", ("int8", "int8"))])
+def test_peers_with_int8_weights(
+    rounded: str,
+    weights: tuple[str, str],
+    options: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    compiled()
+    started = here(monkeypatch)
+    out = tmp_path / "peers.json"
+    command = ["bench", "peers", *options, "--repetitions", "1", "--transformers", "none", "--peer-cores", "0"]
+    assert main([*command, "--int8", rounded, "--json", str(out)]) == 0
+    assert [spec.mode for spec in started] == ["ar", "sd", "ssd"]
+    assert {spec.target.model.weights for spec in started} == {weights[0]}
+    assert {spec.draft.model.weights for spec in started if spec.draft} == {weights[1]}
+    assert main([*command, "--json", str(out)]) == 2, "another model's results"
+    assert "int8" in capsys.readouterr().err

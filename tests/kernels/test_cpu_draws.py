@@ -31,12 +31,17 @@ def test_noise_is_the_logarithm_of_the_published_words(
     torch.testing.assert_close(noise.double(), exact, rtol=5e-7, atol=0)
 
 
-def test_noise_keeps_its_precision_near_zero(kernels: CpuKernels) -> None:
-    """Among this many words some are small: E is then about u, where 1 - u has lost most of it."""
-    noise = torch.cat([kernels.exponential(3, p, 60_000, 0) for p in range(20)]).double()
-    words = noise_words([3] * 20, range(20), 60_000).flatten()
+def test_noise_keeps_its_precision_at_both_ends(kernels: CpuKernels) -> None:
+    """Near 0 E is about u, where 1 - u has lost most of it, or is 1; u itself stays below 1.
+
+    Positions 119 and 287 are the first whose rows hold the largest uniform and one that 1 - u loses whole.
+    """
+    positions = (*range(20), 119, 287)
+    noise = torch.cat([kernels.exponential(3, p, 60_000, 0) for p in positions]).double()
+    words = noise_words([3] * len(positions), positions, 60_000).flatten()
     exact = -torch.log1p(-words_to_uniform(words).double())
-    assert float(exact.min()) < 2e-6
+    assert float(exact.min()) < 2**-25
+    assert float(exact.max()) == pytest.approx(24 * math.log(2), rel=1e-9)
     torch.testing.assert_close(noise, exact, rtol=5e-7, atol=0)
 
 

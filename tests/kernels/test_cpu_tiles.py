@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 import pytest
 import torch
 from ssd_kernels.backends import KernelUnavailable
 from ssd_kernels.cpu import CpuKernels, Int8Layer, TiledLayer
-from support.compiled import compiled
+from support.compiled import compiled, torch_threads
 
 SIZES = pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (31, 7), (33, 64), (96, 130), (64, 577)])
 
@@ -23,16 +20,6 @@ def tiled() -> CpuKernels:
 
 def random(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).bfloat16()
-
-
-@contextlib.contextmanager
-def threads(n: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(n)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @SIZES
@@ -82,7 +69,7 @@ def test_threads_share_the_outputs(outputs: int) -> None:
     weight, x = random(outputs, 96), random(40, 96)
     layers = [TiledLayer(tiled(), weight), Int8Layer(tiled(), weight)]
     alone = [layer(x) for layer in layers] + [layer(x[:1]) for layer in layers]
-    with threads(3):
+    with torch_threads(3):
         together = [layer(x) for layer in layers] + [layer(x[:1]) for layer in layers]
     for one, other in zip(alone, together, strict=True):
         assert torch.equal(one, other)

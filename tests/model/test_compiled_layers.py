@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.compiled import compiled
+from support.compiled import compiled, torch_threads
 from support.model import load, random_tokens
 from support.tiny import make_checkpoint
 
@@ -55,6 +55,10 @@ def test_one_call_gives_the_same_bits(
     runner = load(make_checkpoint(tmp_path, hidden=64, **model), tail_slots=8, tail_depth=4, **settings)
     assert decoder(runner)._compiled is not None
     together = logits(runner)
+    with torch_threads(3):
+        shared = logits(runner)
+    for one, other in zip(together, shared, strict=True):
+        assert torch.equal(one, other)
     monkeypatch.setattr(decoder(runner), "_compiled", None)
     for one, other in zip(together, logits(runner), strict=True):
         assert torch.equal(one, other)

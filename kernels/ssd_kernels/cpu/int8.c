@@ -9,11 +9,9 @@
 #include "threads.h"
 #include "tiles.h"
 
-#define OUTPUTS (2 * LANES) /* outputs per step */
 #define ZERO 128            /* added to rounded inputs: the instruction multiplies unsigned with signed numbers */
 #define MOST_ROWS 8         /* rows per step */
 #define FEWEST_TILED 2      /* one row takes as long as reading the weights, by tiles or not */
-#define MOST_TILED (2 * TILE_ROWS)
 
 /* sum[i] += the product of 4 inputs with the 4 weights of output i */
 INLINE vi multiply4(vi sum, const uint8_t *inputs, const int8_t *weights) {
@@ -60,6 +58,9 @@ typedef struct {
     int64_t inputs, outputs;
 } Layer;
 
+/* Bytes of a row of inputs. */
+INLINE int64_t padded_inputs(const Layer *layer) { return (layer->inputs + 63) / 64 * 64; }
+
 /* One output row's half of a block: out [16 or what is left] = (sum - excess) * weight scales * row scale + bias. */
 INLINE void finish(const Layer *layer, int64_t first, vi sum, float scale, void *out, int bf16) {
     vi excess;
@@ -92,12 +93,12 @@ TILE_PRODUCT(product, _tile_dpbusd)
 
 INLINE void by_tiles(const Layer *layer, const uint8_t *inputs, const float *scales, int64_t padded, void *out,
                      int64_t rows, int64_t begin, int64_t end, int bf16) {
-    int32_t sums[MOST_TILED][OUTPUTS] __attribute__((aligned(64)));
+    int32_t sums[TILED_ROWS][OUTPUTS] __attribute__((aligned(64)));
     int shaped = 0;
     for (int64_t block = begin; block < end; block++) {
         const char *weights = (const char *)layer->weights + block * padded * OUTPUTS;
-        for (int64_t done = 0; done < rows; done += MOST_TILED) {
-            const int n = rows - done < MOST_TILED ? rows - done : MOST_TILED;
+        for (int64_t done = 0; done < rows; done += TILED_ROWS) {
+            const int n = rows - done < TILED_ROWS ? rows - done : TILED_ROWS;
             if (n != shaped) shape_tiles(shaped = n);
             product(weights, (const char *)inputs + done * padded, padded, padded / TILE_BYTES, n, sums, done == 0);
             for (int half = 0; half < 2; half++) {
@@ -132,7 +133,7 @@ INLINE void by_rows(const Layer *layer, const uint8_t *inputs, const float *scal
 
 /* Rows x to bytes, and their scales: into scratch, (4 + inputs rounded up to 64) bytes per row. */
 void ssd_int8_inputs(const Layer *layer, const void *x, int64_t rows, char *scratch, int64_t bf16) {
-    const int64_t padded = (layer->inputs + 63) / 64 * 64;
+    const int64_t padded = padded_inputs(layer);
     float *scales = (float *)scratch;
     uint8_t *inputs = (uint8_t *)(scales + rows);
     for (int64_t r = 0; r < rows; r++)
@@ -144,7 +145,7 @@ void ssd_int8_inputs(const Layer *layer, const void *x, int64_t rows, char *scra
 
 INLINE void blocks(const Layer *layer, const char *scratch, void *out, int64_t rows, int64_t begin, int64_t end, int tiles,
                    int bf16) {
-    const int64_t padded = (layer->inputs + 63) / 64 * 64;
+    const int64_t padded = padded_inputs(layer);
     const float *scales = (const float *)scratch;
     const uint8_t *inputs = (const uint8_t *)(scales + rows);
 #if TILES
@@ -169,6 +170,6 @@ void ssd_int8_blocks(const Layer *layer, const char *scratch, void *out, int64_t
 void ssd_int8_linear(const Layer *layer, const void *x, void *out, int64_t rows, char *scratch, int64_t threads,
                      int64_t tiles, int64_t bf16) {
     ssd_int8_inputs(layer, x, rows, scratch, bf16);
-    SHARE_BLOCKS((layer->outputs + OUTPUTS - 1) / OUTPUTS, threads,
+    SHARE_BLOCKS(blocks_of(layer->outputs), threads,
                  ssd_int8_blocks(layer, scratch, out, rows, first, stop, tiles, bf16))
 }

@@ -5,8 +5,6 @@
 #include "threads.h"
 #include "vector.h"
 
-#define OUTPUTS 32 /* of a block */
-
 enum { TILED, INT8 };
 
 typedef struct {
@@ -72,8 +70,8 @@ typedef struct {
 
 /* The calling thread's share of a layer; when all return from it, the whole of ``to`` is there. */
 static void apply(Call *call, const Linear *linear, const void *from, void *to, int64_t me) {
-    const int64_t all = (linear->outputs + OUTPUTS - 1) / OUTPUTS, n = call->threads;
-    const int64_t first = all * me / n, stop = all * (me + 1) / n;
+    const int64_t all = blocks_of(linear->outputs), n = call->threads;
+    const int64_t first = share(all, me, n), stop = share(all, me + 1, n);
     if (linear->kind == INT8) {
         if (me == 0) ssd_int8_inputs(linear->layer, from, call->rows, call->scratch.inputs, call->stack->bf16);
         meet(&call->meeting, n);

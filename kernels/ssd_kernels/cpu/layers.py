@@ -37,6 +37,11 @@ class Layer:
     gate_up: TiledLayer | Int8Layer
     down: TiledLayer | Int8Layer
 
+    @property
+    def linears(self) -> tuple[TiledLayer | Int8Layer, ...]:
+        """In the order in which they run."""
+        return self.qkv, self.out, self.gate_up, self.down
+
 
 class _Linear(ctypes.Structure):
     """``Linear`` in layers.c."""
@@ -86,10 +91,9 @@ class CompiledLayers:
         head_dim: int,
         dtype: torch.dtype,
     ) -> None:
-        linears = [linear for layer in layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)]
-        for linear in linears:
-            if isinstance(linear, TiledLayer) and (linear.padded or dtype is not torch.bfloat16):
-                raise ValueError("a tiled layer runs in one call with others over a multiple of 32 inputs in bfloat16")
+        if not all(self.fits(layer, dtype) for layer in layers):
+            raise ValueError("a tiled layer runs in one call with others over a multiple of 32 inputs in bfloat16")
+        linears = [linear for layer in layers for linear in layer.linears]
         self._kept = layers
         self._parts = (_Part * len(layers))(*map(_part, layers))
         self._width = len(layers[0].attention_norm.weight)
@@ -108,6 +112,12 @@ class CompiledLayers:
         )
         self._address = ctypes.addressof(self._stack)
         self._run, self._bytes = kernels.layers, kernels.layers_scratch
+
+    @staticmethod
+    def fits(layer: Layer, dtype: torch.dtype) -> bool:
+        """Whether a layer can run so with the others in ``dtype``."""
+        tiled = [linear for linear in layer.linears if isinstance(linear, TiledLayer)]
+        return not any(linear.padded for linear in tiled) and (dtype is torch.bfloat16 or not tiled)
 
     def __call__(self, hidden: Tensor, rotation: Tensor, attention: PagedAttention) -> Tensor:
         """Run all rows through all layers.
@@ -141,8 +151,5 @@ def _part(layer: Layer) -> _Part:
     return _Part(
         *(None if norm is None else norm.weight.data_ptr() for norm in norms),
         *(0.0 if norm is None else norm.floor for norm in norms),
-        *(
-            _Linear(isinstance(linear, Int8Layer), linear.address, linear.outputs)
-            for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)
-        ),
+        *(_Linear(isinstance(linear, Int8Layer), linear.address, linear.outputs) for linear in layer.linears),
     )

@@ -7,6 +7,13 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
+#define OUTPUTS 32 /* of a block of a linear layer */
+
+static inline int64_t blocks_of(int64_t outputs) { return (outputs + OUTPUTS - 1) / OUTPUTS; }
+
+/* First block of thread me of n; its share ends where the next one's begins. */
+static inline int64_t share(int64_t blocks, int64_t me, int64_t n) { return blocks * me / n; }
+
 /* Run BODY with block from ``first`` to ``stop`` - 1 being the share of each of at most ``threads`` threads. */
 #define SHARE_BLOCKS(blocks, threads, BODY)                                              \
     if ((threads) < 2 || (blocks) < 2) {                                                 \
@@ -15,7 +22,7 @@
     } else {                                                                             \
         _Pragma("omp parallel num_threads(threads)") {                                   \
             const int64_t n = omp_get_num_threads(), me = omp_get_thread_num();          \
-            const int64_t first = (blocks)*me / n, stop = (blocks) * (me + 1) / n;       \
+            const int64_t first = share(blocks, me, n), stop = share(blocks, me + 1, n); \
             BODY;                                                                        \
         }                                                                                \
     }

@@ -6,9 +6,6 @@
 #include "threads.h"
 #include "tiles.h"
 
-#define OUTPUTS (2 * LANES) /* outputs per step */
-#define MOST_ROWS (2 * TILE_ROWS)
-
 typedef struct {
     const uint16_t *weights; /* bf16 [outputs / 32, width / 2, 32, 2], width the inputs rounded up to 32 */
     const float *bias;       /* [outputs, rounded up to 32] */
@@ -42,11 +39,11 @@ INLINE void finish(float sums[][OUTPUTS], const float *bias, uint16_t *out, int6
 void ssd_bf16_blocks(const Layer *layer, const void *x, void *out, int64_t rows, int64_t begin, int64_t end) {
     const int64_t width = (layer->inputs + 31) / 32 * 32, steps = width / 32;
     int shaped = 0;
-    float sums[MOST_ROWS][OUTPUTS] __attribute__((aligned(64)));
+    float sums[TILED_ROWS][OUTPUTS] __attribute__((aligned(64)));
     for (int64_t first = begin * OUTPUTS; first < end * OUTPUTS; first += OUTPUTS) {
         const char *weights = (const char *)layer->weights + first * width * 2;
-        for (int64_t done = 0; done < rows; done += MOST_ROWS) {
-            const int n = rows - done < MOST_ROWS ? rows - done : MOST_ROWS;
+        for (int64_t done = 0; done < rows; done += TILED_ROWS) {
+            const int n = rows - done < TILED_ROWS ? rows - done : TILED_ROWS;
             if (n != shaped) shape_tiles(shaped = n);
             product(weights, (const char *)x + done * width * 2, width * 2, steps, n, sums, done == 0);
             if (first + OUTPUTS <= layer->outputs)
@@ -61,7 +58,7 @@ void ssd_bf16_blocks(const Layer *layer, const void *x, void *out, int64_t rows,
 
 /* out [T, outputs] = x [T, inputs] W^T + bias, all bf16, sums float32; x has rows of width inputs, padded with 0. */
 void ssd_bf16_linear(const Layer *layer, const void *x, void *out, int64_t rows, int64_t threads) {
-    SHARE_BLOCKS((layer->outputs + OUTPUTS - 1) / OUTPUTS, threads, ssd_bf16_blocks(layer, x, out, rows, first, stop))
+    SHARE_BLOCKS(blocks_of(layer->outputs), threads, ssd_bf16_blocks(layer, x, out, rows, first, stop))
 }
 #else
 void ssd_bf16_blocks(const Layer *layer, const void *x, void *out, int64_t rows, int64_t begin, int64_t end) {

@@ -13,6 +13,7 @@
 #endif
 
 #define TILE_ROWS 16
+#define TILED_ROWS (2 * TILE_ROWS) /* at a time */
 #define TILE_BYTES 64   /* of a row, per step */
 #define STEP_BYTES 2048 /* of weights, per step */
 #define AHEAD 8192      /* bytes of weights to ask for before they are needed */
