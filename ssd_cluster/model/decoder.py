@@ -45,7 +45,7 @@ class Decoder:
         """[n, V_out] float32 from rows of ``hidden``."""
         if not len(hidden):
             return torch.empty((0, self._weights.n_outputs), device=self._device)
-        return self._weights.head(hidden).float()
+        return self._weights.head.unrounded(hidden)
 
     def hidden(self, batch: ForwardBatch) -> Tensor:
         """What the head sees, [n_logits, E], in the order of ``forward``'s logits.

@@ -19,6 +19,10 @@ class Linear(ABC):
     @abstractmethod
     def __call__(self, x: Tensor) -> Tensor: ...
 
+    def unrounded(self, x: Tensor) -> Tensor:
+        """The same in float32: the sums themselves where a layer can give them, for logits, which tie when rounded."""
+        return self(x).float()
+
 
 LinearFactory = Callable[[Tensor, Tensor | None], Linear]
 """(weight, bias) to a layer."""
@@ -68,6 +72,9 @@ class TiledLinear(Linear):
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.layer(x)
+
+    def unrounded(self, x: Tensor) -> Tensor:
+        return self.layer(x, torch.float32)
 
 
 class Int8Linear(Linear):

@@ -34,6 +34,19 @@ def test_is_the_product_rounded_once(rows: int, outputs: int, inputs: int) -> No
         assert bool(((y.double() - exact).abs() <= exact.abs() * 2**-8 + size * 1e-6 + 1e-30).all())
 
 
+@SIZES
+@pytest.mark.parametrize("rows", [1, 17, 40])
+def test_sums_need_not_be_rounded(rows: int, outputs: int, inputs: int) -> None:
+    x, weight, bias = random(rows, inputs), random(outputs, inputs), random(outputs)
+    layer = TiledLayer(tiled(), weight, bias)
+    y = layer(x, torch.float32)
+    assert y.dtype == torch.float32
+    size = x.double().abs() @ weight.double().abs().T + bias.double().abs()
+    exact = x.double() @ weight.double().T + bias.double()
+    assert bool(((y.double() - exact).abs() <= size * 1e-6 + 1e-30).all())
+    assert torch.equal(y.bfloat16(), layer(x))
+
+
 def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
     layer, x = TiledLayer(tiled(), random(75, 130), random(75)), random(45, 130)
     whole = layer(x)

@@ -159,6 +159,7 @@ def test_tiles_verify_in_bfloat16_what_steps_would_have_given(tmp_path: Path) ->
     steps = [model.forward(ForwardBatch([CausalSpan([token], i, tables[0])])) for i, token in enumerate(tokens)]
     verified = model.forward(ForwardBatch([CausalSpan(tokens, 0, tables[1])]))
     assert torch.equal(torch.cat(steps), verified)
+    assert not torch.equal(verified, verified.bfloat16().float()), "logits are sums, not rounded to where they tie"
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ class CpuKernels:
         self.int8_linear = library.ssd_int8_linear
         self.int8_linear.argtypes = (_POINTER, _POINTER, _POINTER, _INT, _POINTER, _INT, _INT, _INT)
         self.bf16_linear = library.ssd_bf16_linear
-        self.bf16_linear.argtypes = (_POINTER, _POINTER, _POINTER, _INT, _INT)
+        self.bf16_linear.argtypes = (_POINTER, _POINTER, _POINTER, _INT, _INT, _INT)
         for function in (self._add_norm, self._rotate, self._gate, self.attend, self.int8_linear, self.bf16_linear):
             function.restype = None
         self._exponential = library.ssd_exponential

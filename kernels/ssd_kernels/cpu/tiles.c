@@ -24,19 +24,25 @@ int64_t ssd_tiles(void) {
 #if TILES
 TILE_PRODUCT(product, _tile_dpbf16ps)
 
-/* out [rows, width of them], rows stride numbers apart, = sums + bias */
-INLINE void finish(float sums[][OUTPUTS], const float *bias, uint16_t *out, int64_t stride, int rows, int64_t width) {
+/* out [rows, width of them], bf16 or float32, rows stride numbers apart, = sums + bias */
+INLINE void finish(float sums[][OUTPUTS], const float *bias, void *out, int64_t stride, int rows, int64_t width, int bf16) {
     for (int64_t i = 0; i < width; i += LANES) {
         const vf added = load(bias + i, 0);
         for (int r = 0; r < rows; r++) {
-            const vh half = (vh)_mm512_cvtneps_pbh((__m512)(load(sums[r] + i, 0) + added));
-            memcpy(out + r * stride + i, &half, width - i < LANES ? 2 * (width - i) : sizeof half);
+            const vf y = load(sums[r] + i, 0) + added;
+            void *to = (void *)at(out, r * stride + i, bf16);
+            const int64_t bytes = (width - i < LANES ? width - i : LANES) * width_of(bf16);
+            if (bf16) {
+                const vh half = (vh)_mm512_cvtneps_pbh((__m512)y);
+                memcpy(to, &half, bytes);
+            } else {
+                memcpy(to, &y, bytes);
+            }
         }
     }
 }
 
-/* The outputs of blocks begin to end - 1, 32 each. */
-void ssd_bf16_blocks(const Layer *layer, const void *x, void *out, int64_t rows, int64_t begin, int64_t end) {
+INLINE void blocks(const Layer *layer, const void *x, void *out, int64_t rows, int64_t begin, int64_t end, int bf16) {
     const int64_t width = (layer->inputs + 31) / 32 * 32, steps = width / 32;
     int shaped = 0;
     float sums[TILED_ROWS][OUTPUTS] __attribute__((aligned(64)));
@@ -46,23 +52,32 @@ void ssd_bf16_blocks(const Layer *layer, const void *x, void *out, int64_t rows,
             const int n = rows - done < TILED_ROWS ? rows - done : TILED_ROWS;
             if (n != shaped) shape_tiles(shaped = n);
             product(weights, (const char *)x + done * width * 2, width * 2, steps, n, sums, done == 0);
+            void *to = (void *)at(out, done * layer->outputs + first, bf16);
             if (first + OUTPUTS <= layer->outputs)
-                finish(sums, layer->bias + first, (uint16_t *)out + done * layer->outputs + first, layer->outputs, n, OUTPUTS);
+                finish(sums, layer->bias + first, to, layer->outputs, n, OUTPUTS, bf16);
             else
-                finish(sums, layer->bias + first, (uint16_t *)out + done * layer->outputs + first, layer->outputs, n,
-                       layer->outputs - first);
+                finish(sums, layer->bias + first, to, layer->outputs, n, layer->outputs - first, bf16);
         }
     }
     _tile_release();
 }
-
-/* out [T, outputs] = x [T, inputs] W^T + bias, all bf16, sums float32; x has rows of width inputs, padded with 0. */
-void ssd_bf16_linear(const Layer *layer, const void *x, void *out, int64_t rows, int64_t threads) {
-    SHARE_BLOCKS(blocks_of(layer->outputs), threads, ssd_bf16_blocks(layer, x, out, rows, first, stop))
-}
 #else
-void ssd_bf16_blocks(const Layer *layer, const void *x, void *out, int64_t rows, int64_t begin, int64_t end) {
-    __builtin_trap();
+INLINE void blocks(const Layer *layer, const void *x, void *out, int64_t rows, int64_t begin, int64_t end, int bf16) {
+    __builtin_trap(); /* ssd_tiles has said that there are none */
 }
-void ssd_bf16_linear(const Layer *layer, const void *x, void *out, int64_t rows, int64_t threads) { __builtin_trap(); }
 #endif
+
+/* The outputs of blocks begin to end - 1, 32 each, in bf16. */
+void ssd_bf16_blocks(const Layer *layer, const void *x, void *out, int64_t rows, int64_t begin, int64_t end) {
+    blocks(layer, x, out, rows, begin, end, 1);
+}
+
+/* out [T, outputs], bf16 or float32, = x [T, inputs] W^T + bias, x and W bf16, sums float32; rows of x are padded with 0 to
+ * a multiple of 32 inputs. */
+void ssd_bf16_linear(const Layer *layer, const void *x, void *out, int64_t rows, int64_t threads, int64_t bf16) {
+    if (bf16) {
+        SHARE_BLOCKS(blocks_of(layer->outputs), threads, blocks(layer, x, out, rows, first, stop, 1))
+    } else {
+        SHARE_BLOCKS(blocks_of(layer->outputs), threads, blocks(layer, x, out, rows, first, stop, 0))
+    }
+}

@@ -26,7 +26,7 @@ class _Layer(ctypes.Structure):
 
 
 class TiledLayer:
-    """y = x W^T + b of x [T, in] bfloat16, summed in float32, rounded once.
+    """y = x W^T + b of x [T, in] bfloat16, summed in float32 and rounded once, or not at all.
 
     A row's sums run over the inputs in one order, so its result does not depend on the rows beside it.
 
@@ -58,8 +58,10 @@ class TiledLayer:
         self.address = ctypes.addressof(self._layer)
         self.outputs, self._run = outputs, kernels.bf16_linear
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        """[T, out] in ``dtype``, bfloat16 or float32."""
         x = F.pad(x, (0, self._missing)) if self._missing else x.contiguous()
-        out = torch.empty((x.shape[0], self.outputs), dtype=torch.bfloat16)
-        self._run(self.address, x.data_ptr(), out.data_ptr(), x.shape[0], torch.get_num_threads())
+        out = torch.empty((x.shape[0], self.outputs), dtype=dtype)
+        rows, threads = x.shape[0], torch.get_num_threads()
+        self._run(self.address, x.data_ptr(), out.data_ptr(), rows, threads, dtype is torch.bfloat16)
         return out

@@ -55,7 +55,7 @@ class VocabularyHead(Linear):
         self._group = group
 
     def __call__(self, x: Tensor) -> Tensor:
-        logits = self._part(x).float()
+        logits = self._part.unrounded(x)
         parts = self._group.gather(F.pad(logits, (0, self._missing)).contiguous())
         return torch.cat(parts, dim=1)[:, : self._size] if parts else logits[:, :0]
 
