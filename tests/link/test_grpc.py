@@ -134,6 +134,8 @@ def test_closing_from_both_sides_at_once(
         draft.close("b")
         assert target.closed
         assert draft.closed
+        # The target's close may have arrived before the draft's own: then, and only then, the draft is told of it.
+        assert all(stream is draft and isinstance(m, StreamClosed) for stream, m in draft_inbox.drain())
     listener.close()
     assert target_inbox.drain() == []
     assert draft_inbox.drain() == []

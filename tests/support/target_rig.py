@@ -121,11 +121,12 @@ def run(engine: TargetEngine, requests: Iterable[GenerationRequest]) -> list[Cli
 
 
 def drain(engine: TargetEngine) -> None:
-    """Step until no request is left."""
+    """Step until no request is left, and once more: a step with nothing to run brings the metrics up to date."""
     for _ in range(STEP_LIMIT):
-        if not engine.snapshot().requests:
-            return
+        idle = not engine.snapshot().requests
         engine.step()
+        if idle:
+            return
     raise AssertionError("the engine does not come to an end")
 
 
