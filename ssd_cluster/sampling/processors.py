@@ -54,7 +54,9 @@ class RowParams:
         return Truncation(top_k=max(self.top_k, 0), min_p=self.min_p, top_p=self.top_p)
 
 
-def process(logits: Tensor, rows: Sequence[RowParams], valid_vocab: int | None = None) -> Tensor:
+def process(
+    logits: Tensor, rows: Sequence[RowParams], valid_vocab: int | None = None, out: Tensor | None = None
+) -> Tensor:
     """Probabilities that tokens are drawn from.
 
     Order: ids from ``valid_vocab`` on and banned ids, temperature, top_k, min_p, top_p, softmax. top_p counts mass
@@ -65,6 +67,7 @@ def process(logits: Tensor, rows: Sequence[RowParams], valid_vocab: int | None =
         logits: ``[R, V]``, any floating dtype, one row per token to be drawn; not changed.
         rows: R parameters; runs of equal neighbours are processed together.
         valid_vocab: number of ids that the tokenizer knows; padding behind it gets probability 0. None: all of V.
+        out: float32 ``[R, V]``, contiguous, to write the result to; None: new memory.
 
     Returns:
         float32 ``[R, V]``, on the device of ``logits``. A row whose logits leave nothing to draw (NaN, infinite, all
@@ -76,7 +79,7 @@ def process(logits: Tensor, rows: Sequence[RowParams], valid_vocab: int | None =
     if logits.shape[0] != len(rows):
         raise ValueError(f"{len(rows)} parameter sets for {logits.shape[0]} rows of logits")
     logits = logits.detach().to(torch.float32)
-    probs = torch.empty_like(logits, memory_format=torch.contiguous_format)
+    probs = torch.empty_like(logits, memory_format=torch.contiguous_format) if out is None else out
     for start, stop in _runs(rows):
         params = rows[start]
         group = _masked(logits[start:stop], params.banned_ids, valid_vocab)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
 from ssd_kernels.cpu import CpuKernels
 from torch import Tensor
 
-from ssd_cluster.sampling.coupled import highest
+from ssd_cluster.sampling.coupled import highest, winner
 from ssd_cluster.sampling.processors import RowParams, process
 from ssd_cluster.sampling.ratio_noise import RoundDraws
 from ssd_cluster.target.laws import LawDesk
 from ssd_cluster.target.scheduler import Row
 from ssd_cluster.types import RATIO_KINDS, Proposal, ProposalKind
-from ssd_cluster.verify import DraftLaw, Outcome, Rule, VerifyBatch, match_drawn, verify
+from ssd_cluster.verify import DraftLaw, Outcome, Rule, VerifyBatch, equality, match_drawn, rule_for, verify
 
 
 def proposal_of(row: Row) -> Proposal:
@@ -42,6 +43,7 @@ class Verifier:
         self._valid_vocab = valid_vocab
         self._laws = laws
         self._kernels = kernels
+        self._law: Tensor | None = None  # [1, V], memory of the row that is being drawn
 
     def outcomes(self, rows: Sequence[Row], logits: Tensor, lap: Callable[[str], None]) -> list[Outcome]:
         """Outcomes of rows that decide.
@@ -54,12 +56,8 @@ class Verifier:
         Raises:
             NumericalError: a row leaves nothing to draw.
         """
-        whole = logits.device.type == "cpu" and logits.shape[1] == self._valid_vocab
-        if whole and all(_greedy(row) for row in rows):
-            # What every rule says of greedy rows, without their laws.
-            results = match_drawn([row.proposed for row in rows], lambda i: highest(logits[i], self._kernels))
-            lap("verify")
-            return results
+        if logits.device.type == "cpu" and all(rule_for(_kind(row), self.rules) is equality for row in rows):
+            return self._draw_one_by_one(rows, logits, lap)
         params: list[RowParams] = []
         noise: list[Tensor | None] = []
         for row in rows:
@@ -82,10 +80,40 @@ class Verifier:
                 self._laws.count(row.choice.session, law, refused=outcome.law_refused)
         return results
 
+    def _draw_one_by_one(self, rows: Sequence[Row], logits: Tensor, lap: Callable[[str], None]) -> list[Outcome]:
+        """The equality rule on a CPU: laws and noise only of the positions that a proposal agrees up to."""
+        places = [(row.choice, len(row.choice.tokens) + t) for row in rows for t in range(row.n_proposed + 1)]
+        whole = logits.shape[1] == self._valid_vocab
+        if self._law is None or self._law.shape[1] != logits.shape[1]:
+            self._law = torch.empty(1, logits.shape[1])
+        memory = self._law
+
+        def draw(index: int) -> int:
+            choice, position = places[index]
+            params = choice.row_params(position)
+            if params.greedy and whole and not params.banned_ids:
+                token = highest(logits[index], self._kernels)  # without its one-hot law
+            else:
+                lap("verify")
+                noise = None if choice.noise is None else choice.noise.row(position)
+                lap("noise")
+                law = process(logits[index : index + 1], [params], self._valid_vocab, out=memory)
+                lap("process")
+                token = winner(law[0], noise, self._kernels)
+            return token
+
+        results = match_drawn([row.proposed for row in rows], draw)
+        lap("verify")
+        return results
+
+
+def _kind(row: Row) -> ProposalKind:
+    return row.choice.proposal.kind if row.n_proposed else ProposalKind.NONE
+
 
 def by_ratio(row: Row) -> bool:
     """Whether the row verifies tokens of a ratio kind."""
-    return row.n_proposed > 0 and row.choice.proposal.kind in RATIO_KINDS
+    return _kind(row) in RATIO_KINDS
 
 
 def _draws(row: Row) -> RoundDraws | None:
@@ -101,9 +129,3 @@ def _law(row: Row) -> DraftLaw | None:
     """The law of the row's proposal, if it has come: it belongs to the whole of it, also where less is verified."""
     session, proposal = row.choice.session, row.choice.proposal
     return session.law if session is not None and session.inflight == proposal else None
-
-
-def _greedy(row: Row) -> bool:
-    """Whether the row's draws are plain argmaxes of its logits: temperature 0 and nothing masked."""
-    choice = row.choice
-    return choice.noise is None and not choice.row_params(len(choice.tokens)).banned_ids

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import pytest
 import torch
-from ssd_kernels.cpu import PagedAttention, Rows
+from ssd_kernels.cpu import CpuKernels, PagedAttention, Rows
 from support.compiled import compiled
 
 BLOCK, BLOCKS, DEPTH, TAILS = 8, 40, 5, 12
@@ -23,10 +24,11 @@ class Case:
     q: torch.Tensor
     kv: torch.Tensor
 
-    def run(self, spans: list[Rows], layer: int = 1) -> torch.Tensor:
+    def run(self, spans: list[Rows], layer: int = 1, kernels: CpuKernels | None = None) -> torch.Tensor:
         H = self.q.shape[1]
         out = torch.full((len(self.q), H * self.q.shape[2]), 7.0, dtype=self.q.dtype)
-        PagedAttention(compiled(), spans, self.pages, BLOCK, self.tails, H).attend(layer, self.q, self.kv, out)
+        attention = PagedAttention(kernels or compiled(), spans, self.pages, BLOCK, self.tails, H)
+        attention.attend(layer, self.q, self.kv, out)
         return out
 
 
@@ -110,6 +112,36 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(H: int, G: int, D: int, dty
 
 
 @DTYPES
+@pytest.mark.parametrize(("H", "G", "D"), HEADS)
+def test_many_rows_of_one_tree(H: int, G: int, D: int, dtype: torch.dtype) -> None:
+    """More query rows than two tiles hold, the last tile partly filled."""
+    given = case(H, G, D, TAILS, dtype)
+    tails, depths = [(7 * i) % TAILS for i in range(TAILS)], [i % DEPTH for i in range(TAILS)]
+    span = tree(0, [100 + 5 * i for i in range(TAILS)], tails, depths, table(20))
+    out = given.run([span])
+    tolerance = 2e-6 if dtype == torch.float32 else 1e-2
+    for row in range(TAILS):
+        expected = written_out(given, span, row, 1)
+        torch.testing.assert_close(out[row].double(), expected, rtol=tolerance, atol=tolerance)
+        alone = tree(row, [span.visible[row]], [tails[row]], [depths[row]], table(20))
+        assert torch.equal(given.run([alone])[row], out[row])
+
+
+@pytest.mark.parametrize(("H", "G", "D"), [(9, 3, 64), (7, 1, 32)])
+def test_without_tiles_bfloat16_gives_the_same_but_for_rounding(H: int, G: int, D: int) -> None:
+    kernels = compiled()
+    if not kernels.tiles:
+        pytest.skip("this processor has no AMX tiles")
+    older_processor = copy.copy(kernels)
+    older_processor.tiles = False
+    for length in (3, 64, 143):
+        given = case(H, G, D, 9, torch.bfloat16)
+        tiled, plain = given.run(spans_of(length)), given.run(spans_of(length), kernels=older_processor)
+        assert not torch.equal(tiled, plain)  # the one rounds its weights to bfloat16
+        torch.testing.assert_close(tiled.float(), plain.float(), rtol=1e-2, atol=1e-2)
+
+
+@DTYPES
 def test_only_the_rows_of_the_spans_are_written(dtype: torch.dtype) -> None:
     given = case(6, 2, 16, 7, dtype)
     pages, tails = given.pages.clone(), given.tails.clone()
@@ -122,14 +154,17 @@ def test_only_the_rows_of_the_spans_are_written(dtype: torch.dtype) -> None:
     assert torch.equal(given.tails, tails)
 
 
-def test_large_scores_and_what_a_row_must_not_see() -> None:
+@DTYPES
+def test_large_scores_and_what_a_row_must_not_see(dtype: torch.dtype) -> None:
     """Scores far apart neither overflow nor vanish, and hidden positions may hold anything."""
-    given = case(4, 2, 32, 2, torch.float32)
+    given = case(4, 2, 32, 2, dtype)
     given.q.mul_(200)
     blocks = table(10)
     hidden = [blocks[p // BLOCK] * BLOCK + p % BLOCK for p in range(71, 80)]
     given.pages[:, hidden] = float("nan")
     span = causal(0, 69, 2, blocks)
     out = given.run([span])
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
     for row in range(2):
-        torch.testing.assert_close(out[row].double(), written_out(given, span, row, 1), rtol=1e-5, atol=1e-5)
+        expected = written_out(given, span, row, 1)
+        torch.testing.assert_close(out[row].double(), expected, rtol=tolerance, atol=tolerance)

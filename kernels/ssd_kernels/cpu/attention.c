@@ -6,11 +6,10 @@
  * position that a row does not see adds nothing to it: no result depends on the other rows. */
 #include <math.h>
 
+#include "attention_tiles.h"
 #include "vector.h"
 
-#define ROWS 3             /* query rows per step, or twice as many where there are */
-#define WIDE (2 * LANES) /* positions, or dimensions, per step */
-#define BLOCK 64         /* positions per step of the softmax */
+#define ROWS 3 /* query rows per step, or twice as many where there are */
 
 typedef struct {
     int64_t n_rows, n_spans, heads, kv_heads, D, block_size;
@@ -21,6 +20,7 @@ typedef struct {
     void *pages;              /* [layers, page_entries, 2, G, D], bfloat16 or float32 */
     float *tails;             /* [layers, tail_entries, 2, G, D] or NULL */
     int64_t page_entries, tail_entries;
+    int64_t tiles; /* whether this process may use them */
     char *scratch;
 } Plan;
 
@@ -28,28 +28,6 @@ enum { ROW, VISIBLE, SLOT, TAIL, OWN, ROW_FIELDS };
 enum { FIRST, COUNT, TABLE, LENGTH, SPAN_FIELDS };
 
 /* keys at 32 addresses -> columns [D, 32] float32 */
-INLINE void transpose16(vu *x) {
-    for (int half = 8; half; half /= 2) {
-        for (int i = 0; i < 16; i++) {
-            if (i & half) continue;
-            vu a = x[i], b = x[i + half];
-            if (half == 8) {
-                x[i] = SHUFFLE(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23);
-                x[i + half] = SHUFFLE(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
-            } else if (half == 4) {
-                x[i] = SHUFFLE(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27);
-                x[i + half] = SHUFFLE(a, b, 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
-            } else if (half == 2) {
-                x[i] = SHUFFLE(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
-                x[i + half] = SHUFFLE(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
-            } else {
-                x[i] = SHUFFLE(a, b, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30);
-                x[i + half] = SHUFFLE(a, b, 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
-            }
-        }
-    }
-}
-
 INLINE void columns(const char *keys, const int64_t *places, int64_t D, float *out, int bf16) {
     const int64_t words = bf16 ? D / 2 : D; /* of 32 bits per key */
     for (int side = 0; side < 2; side++) {
@@ -133,17 +111,22 @@ typedef struct {
     float best, sum; /* largest score; sum of e^(score - best) */
 } Seen;
 
-/* Scores of a block to weights e^(score - best); the first ``visible`` count. Returns what earlier weights shrink by. */
-INLINE float soften(float *scores, int64_t visible, Seen *seen) {
+/* Scores of a block times scale to weights e^(score - best), bf16 or in place; the first ``visible`` count. Returns what
+ * earlier weights shrink by. */
+INLINE float soften(const float *scores, float scale, int64_t visible, Seen *seen, void *weights, int bf16) {
     const vi count = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    vf best = splat(seen->best), total = {0};
-    for (int32_t p = 0; p < BLOCK; p += LANES)
-        best = larger(best, choose(count + p < (int32_t)visible, load(scores + p, 0), best));
+    vf x[BLOCK / LANES], best = splat(seen->best), total = {0};
+    for (int32_t i = 0; i < BLOCK / LANES; i++) {
+        x[i] = load(scores + i * LANES, 0) * scale;
+        if (visible < BLOCK) x[i] = choose(count + i * LANES < (int32_t)visible, x[i], splat(-INFINITY));
+        best = larger(best, x[i]);
+    }
     const float top = maximum(best), shrink = exponential(splat(seen->best - top))[0];
-    for (int32_t p = 0; p < BLOCK; p += LANES) {
-        vf x = choose(count + p < (int32_t)visible, exponential(load(scores + p, 0) - top), (vf){0});
-        store(scores + p, x, 0);
-        total += x;
+    for (int32_t i = 0; i < BLOCK / LANES; i++) {
+        vf weight = exponential(x[i] - top);
+        if (visible < BLOCK) weight = choose(count + i * LANES < (int32_t)visible, weight, (vf){0});
+        store((void *)at(weights, i * LANES, bf16), weight, bf16);
+        total += bf16 ? load(at(weights, i * LANES, 1), 1) : weight; /* the sum is of what will be multiplied */
     }
     *seen = (Seen){top, seen->sum * shrink + sum(total)};
     return shrink;
@@ -159,23 +142,31 @@ INLINE void join(const float *q, const float *key, const float *value, float *ou
 
 /* Where a span's working memory lies in the plan's scratch; counts are per key head. */
 typedef struct {
-    int64_t rows, padded; /* query rows; the same as a multiple of ROWS */
+    int64_t rows, padded; /* query rows; the same as a multiple of ROWS, or of a tile's rows */
     float *queries, *out; /* [G, padded, D] */
     float *columns;       /* [D, WIDE] */
     float *scores;        /* [padded, BLOCK] */
+    uint16_t *halves;     /* [G, padded, D]: the queries in bf16, if tiles are used */
+    uint32_t *keys, *values; /* one block of one head as tiles, if they are used */
     float *shrink;        /* [padded] */
     Seen *seen;           /* [G, padded] */
 } Scratch;
 
-INLINE int64_t lay_out(const Plan *plan, const int64_t *span, Scratch *s) {
-    const int64_t G = plan->kv_heads, D = plan->D;
+/* Whether products are computed by tiles: for every row of a forward alike. */
+INLINE int tiled(const Plan *plan, int bf16) { return TILES && bf16 && plan->tiles && plan->D % WIDE == 0; }
+
+INLINE int64_t lay_out(const Plan *plan, const int64_t *span, int tiles, Scratch *s) {
+    const int64_t G = plan->kv_heads, D = plan->D, of = tiles ? TILE_ROWS : ROWS;
     s->rows = span[COUNT] * (plan->heads / G);
-    s->padded = (s->rows + ROWS - 1) / ROWS * ROWS;
+    s->padded = (s->rows + of - 1) / of * of;
     s->queries = (float *)plan->scratch;
     s->out = s->queries + G * s->padded * D;
     s->columns = s->out + G * s->padded * D;
+    s->keys = (uint32_t *)s->columns; /* [BLOCK, D / 2], as many bytes */
     s->scores = s->columns + D * WIDE;
-    s->shrink = s->scores + s->padded * BLOCK; /* up to here, all parts but the last begin at cache lines */
+    s->values = (uint32_t *)(s->scores + s->padded * BLOCK);
+    s->halves = (uint16_t *)(s->values + (tiles ? D / 2 * BLOCK : 0));
+    s->shrink = (float *)(s->halves + (tiles ? G * s->padded * D : 0)); /* all parts up to here begin at cache lines */
     s->seen = (Seen *)(s->shrink + s->padded);
     return (char *)(s->seen + G * s->padded) - plan->scratch;
 }
@@ -195,8 +186,8 @@ INLINE void attend_block(const Plan *plan, const int64_t *rows, const Scratch *s
         if (m < s->padded) multiply_keys(queries + m * D, s->columns, D, s->scores + m * BLOCK + p, ROWS);
     }
     for (int64_t m = 0; m < s->rows; m++)
-        s->shrink[m] = soften(s->scores + m * BLOCK, rows[m / group * ROW_FIELDS + VISIBLE] - start,
-                              s->seen + g * s->padded + m);
+        s->shrink[m] = soften(s->scores + m * BLOCK, 1.0f, rows[m / group * ROW_FIELDS + VISIBLE] - start,
+                              s->seen + g * s->padded + m, s->scores + m * BLOCK, 0);
     int64_t m = 0;
     for (; m + 2 * ROWS <= s->padded; m += 2 * ROWS)
         multiply_all_values(s->scores + m * BLOCK, s->shrink + m, values, places, length, out + m * D, D, 2 * ROWS, bf16);
@@ -204,20 +195,57 @@ INLINE void attend_block(const Plan *plan, const int64_t *rows, const Scratch *s
         multiply_all_values(s->scores + m * BLOCK, s->shrink + m, values, places, length, out + m * D, D, ROWS, bf16);
 }
 
+#if TILES
+/* The same by tiles: bf16 queries, keys and weights, float32 sums. */
+INLINE void attend_block_tiled(const Plan *plan, const int64_t *rows, const Scratch *s, int64_t g, const char *pages,
+                               const int64_t *places, int64_t start, int64_t length) {
+    const int64_t D = plan->D, group = plan->heads / plan->kv_heads;
+    const char *keys = at(pages, g * D, 1), *values = at(keys, plan->kv_heads * D, 1);
+    const int halves = length > WIDE ? 2 : 1;
+    const float scale = 1.0f / sqrtf((float)D);
+    float scores[TILED_ROWS][BLOCK] __attribute__((aligned(64))), sums[TILED_ROWS][WIDE] __attribute__((aligned(64)));
+    uint16_t weights[TILED_ROWS][BLOCK] __attribute__((aligned(64)));
+    memset(scores, 0, sizeof scores);
+    memset(weights, 0, sizeof weights);
+    key_tiles(keys, places, D, halves, s->keys);
+    value_tiles(values, places, D, halves, s->values);
+    for (int64_t m = 0; m < s->padded; m += TILED_ROWS) {
+        const int n = s->padded - m < TILED_ROWS ? TILE_ROWS : TILED_ROWS;
+        const int64_t first = g * s->padded + m;
+        for (int h = 0; h < halves; h++)
+            tile_product((char *)(s->keys + h * D / 2 * WIDE), (char *)(s->halves + first * D), 2 * D, D / WIDE, n,
+                         scores[0] + h * WIDE, sizeof scores[0], 0);
+        for (int r = 0; r < n && m + r < s->rows; r++)
+            s->shrink[m + r] = soften(scores[r], scale, rows[(m + r) / group * ROW_FIELDS + VISIBLE] - start,
+                                      s->seen + first + r, weights[r], 1);
+        for (int64_t d = 0; d < D; d += WIDE) {
+            tile_product((char *)(s->values + d * halves * LANES), (char *)weights, sizeof weights[0], halves, n, sums,
+                         sizeof sums[0], 0);
+            for (int r = 0; r < n && m + r < s->rows; r++) {
+                float *out = s->out + (first + r) * D + d;
+                for (int i = 0; i < WIDE; i += LANES)
+                    store(out + i, load(out + i, 0) * s->shrink[m + r] + load(sums[r] + i, 0), 0);
+            }
+        }
+    }
+}
+#endif
+
 INLINE void attend_span(const Plan *plan, const int64_t *span, int64_t layer, const void *q, int64_t q_stride, void *to,
-                        int bf16) {
+                        int bf16, int tiles) {
     const int64_t D = plan->D, G = plan->kv_heads, group = plan->heads / G, length = span[LENGTH];
     const int64_t *rows = plan->rows + span[FIRST] * ROW_FIELDS, *table = plan->tables + span[TABLE];
     const int64_t entry = 2 * G * D * width_of(bf16), size = plan->block_size;
     const char *pages = (const char *)plan->pages + layer * plan->page_entries * entry;
     const float scale = 1.0f / sqrtf((float)D);
     Scratch s;
-    memset(plan->scratch, 0, lay_out(plan, span, &s));
+    memset(plan->scratch, 0, lay_out(plan, span, tiles, &s));
     for (int64_t g = 0; g < G; g++) {
         for (int64_t m = 0; m < s.rows; m++) {
             const int64_t row = rows[m / group * ROW_FIELDS + ROW], i = g * s.padded + m;
             const void *from = at(q, row * q_stride + (g * group + m % group) * D, bf16);
             for (int64_t d = 0; d < D; d += LANES) store(s.queries + i * D + d, load(at(from, d, bf16), bf16) * scale, 0);
+            if (tiles) memcpy(s.halves + i * D, from, 2 * D);
             s.seen[i] = (Seen){-INFINITY, 0};
         }
     }
@@ -228,7 +256,15 @@ INLINE void attend_span(const Plan *plan, const int64_t *span, int64_t layer, co
             const int64_t position = start + (p < n ? p : n - 1);
             places[p] = (table[position / size] * size + position % size) * entry;
         }
-        for (int64_t g = 0; g < G; g++) attend_block(plan, rows, &s, g, pages, places, start, n, bf16);
+        for (int64_t g = 0; g < G; g++) {
+#if TILES
+            if (tiles) {
+                attend_block_tiled(plan, rows, &s, g, pages, places, start, n);
+                continue;
+            }
+#endif
+            attend_block(plan, rows, &s, g, pages, places, start, n, bf16);
+        }
     }
     for (int64_t i = 0; i < G * s.padded; i++) {
         const int64_t g = i / s.padded, m = i % s.padded, *row = rows + m / group * ROW_FIELDS;
@@ -261,11 +297,11 @@ INLINE void write(const Plan *plan, int64_t layer, const void *kv, int64_t strid
 }
 
 /* Bytes of scratch that the plan needs. */
-int64_t ssd_scratch(const Plan *plan) {
+int64_t ssd_scratch(const Plan *plan, int64_t bf16) {
     int64_t most = 0;
     for (int64_t i = 0; i < plan->n_spans; i++) {
         Scratch s;
-        int64_t bytes = lay_out(plan, plan->spans + i * SPAN_FIELDS, &s);
+        int64_t bytes = lay_out(plan, plan->spans + i * SPAN_FIELDS, tiled(plan, bf16), &s);
         if (bytes > most) most = bytes;
     }
     return most;
@@ -278,11 +314,20 @@ void ssd_attend(const Plan *plan, int64_t layer, const void *q, int64_t q_stride
         write(plan, layer, kv, kv_stride, 1);
     else
         write(plan, layer, kv, kv_stride, 0);
+    const int tiles = tiled(plan, bf16);
+#if TILES
+    if (tiles) shape_tiles(TILED_ROWS);
+#endif
     for (int64_t s = 0; s < plan->n_spans; s++) {
         const int64_t *span = plan->spans + s * SPAN_FIELDS;
-        if (bf16)
-            attend_span(plan, span, layer, q, q_stride, out, 1);
+        if (tiles)
+            attend_span(plan, span, layer, q, q_stride, out, 1, 1);
+        else if (bf16)
+            attend_span(plan, span, layer, q, q_stride, out, 1, 0);
         else
-            attend_span(plan, span, layer, q, q_stride, out, 0);
+            attend_span(plan, span, layer, q, q_stride, out, 0, 0);
     }
+#if TILES
+    if (tiles) _tile_release();
+#endif
 }

@@ -42,7 +42,7 @@ class _Plan(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("n_rows", "n_spans", "heads", "kv_heads", "D", "block_size")),
         *((name, ctypes.c_void_p) for name in ("rows", "spans", "tables", "pages", "tails")),
-        *((name, ctypes.c_int64) for name in ("page_entries", "tail_entries")),
+        *((name, ctypes.c_int64) for name in ("page_entries", "tail_entries", "tiles")),
         ("scratch", ctypes.c_void_p),
     )
 
@@ -81,13 +81,14 @@ class PagedAttention:
         self._plan = _Plan(
             n, len(spans), heads, G, D, block_size, *map(ctypes.addressof, self._kept), pages.data_ptr(),
             None if tails is None else tails.data_ptr(), pages.shape[1], 0 if tails is None else tails.shape[1],
+            kernels.tiles,
         )  # fmt: skip
         self._memory = (pages, tails)
         self.address = ctypes.addressof(self._plan)
-        self._scratch = torch.empty(kernels.scratch(self.address), dtype=torch.uint8)
+        self._is_bfloat16 = pages.dtype is torch.bfloat16
+        self._scratch = torch.empty(kernels.scratch(self.address, self._is_bfloat16), dtype=torch.uint8)
         self._plan.scratch = self._scratch.data_ptr()
         self._attend = kernels.attend
-        self._is_bfloat16 = pages.dtype is torch.bfloat16
 
     def attend(self, layer: int, q: Tensor, kv: Tensor, out: Tensor) -> None:
         """Write the rows' keys and values, then attend.

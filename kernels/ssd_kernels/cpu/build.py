@@ -17,7 +17,7 @@ VERSION_S = 10.0
 COMPILE_S = 120.0
 _HERE = Path(__file__).parent
 _SOURCES = ("rows.c", "attention.c", "int8.c", "tiles.c", "draws.c", "layers.c")
-_HEADERS = ("vector.h", "tiles.h", "threads.h")
+_HEADERS = ("vector.h", "tiles.h", "attention_tiles.h", "threads.h")
 
 
 def build(folder: Path, compiler: str = "cc") -> Path:

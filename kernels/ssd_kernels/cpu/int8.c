@@ -100,7 +100,7 @@ INLINE void by_tiles(const Layer *layer, const uint8_t *inputs, const float *sca
         for (int64_t done = 0; done < rows; done += TILED_ROWS) {
             const int n = rows - done < TILED_ROWS ? rows - done : TILED_ROWS;
             if (n != shaped) shape_tiles(shaped = n);
-            product(weights, (const char *)inputs + done * padded, padded, padded / TILE_BYTES, n, sums, done == 0);
+            product(weights, (const char *)inputs + done * padded, padded, padded / TILE_BYTES, n, sums, sizeof sums[0], done == 0);
             for (int half = 0; half < 2; half++) {
                 const int64_t first = block * OUTPUTS + half * LANES;
                 if (first >= layer->outputs) break;

@@ -45,7 +45,7 @@ class CpuKernels:
         self._gate = library.ssd_gate
         self._gate.argtypes = (_POINTER, _POINTER, _INT, _INT, _INT)
         self.scratch = library.ssd_scratch
-        self.scratch.argtypes, self.scratch.restype = (_POINTER,), _INT
+        self.scratch.argtypes, self.scratch.restype = (_POINTER, _INT), _INT
         self.attend = library.ssd_attend
         self.attend.argtypes = (_POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT)
         self.int8_linear = library.ssd_int8_linear

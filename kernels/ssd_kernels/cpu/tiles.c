@@ -31,13 +31,7 @@ INLINE void finish(float sums[][OUTPUTS], const float *bias, void *out, int64_t 
         for (int r = 0; r < rows; r++) {
             const vf y = load(sums[r] + i, 0) + added;
             void *to = (void *)at(out, r * stride + i, bf16);
-            const int64_t bytes = (width - i < LANES ? width - i : LANES) * width_of(bf16);
-            if (bf16) {
-                const vh half = (vh)_mm512_cvtneps_pbh((__m512)y);
-                memcpy(to, &half, bytes);
-            } else {
-                memcpy(to, &y, bytes);
-            }
+            store_first(to, y, width - i, bf16);
         }
     }
 }
@@ -51,7 +45,7 @@ INLINE void blocks(const Layer *layer, const void *x, void *out, int64_t rows, i
         for (int64_t done = 0; done < rows; done += TILED_ROWS) {
             const int n = rows - done < TILED_ROWS ? rows - done : TILED_ROWS;
             if (n != shaped) shape_tiles(shaped = n);
-            product(weights, (const char *)x + done * width * 2, width * 2, steps, n, sums, done == 0);
+            product(weights, (const char *)x + done * width * 2, width * 2, steps, n, sums, sizeof sums[0], done == 0);
             void *to = (void *)at(out, done * layer->outputs + first, bf16);
             if (first + OUTPUTS <= layer->outputs)
                 finish(sums, layer->bias + first, to, layer->outputs, n, OUTPUTS, bf16);

@@ -38,9 +38,10 @@ INLINE void shape_tiles(int rows) {
 }
 
 #define TILE_PRODUCT(NAME, MULTIPLY)                                                                              \
-    /* sums [rows, 32] of inputs [rows, steps * 64 bytes], rows stride bytes apart, and weights [steps, 2 KiB] */ \
-    INLINE void NAME(const char *weights, const char *inputs, int64_t stride, int64_t steps, int rows, void *sums, \
-                     int fetch) {                                                                             \
+    /* sums [rows, 32], rows apart bytes apart, of inputs [rows, steps * 64 bytes], rows stride bytes apart, and    \
+     * weights [steps, 2 KiB] */                                                                                    \
+    INLINE void NAME(const char *weights, const char *inputs, int64_t stride, int64_t steps, int rows, void *sums,  \
+                     int64_t apart, int fetch) {                                                                    \
         _tile_zero(0);                                                                                            \
         _tile_zero(1);                                                                                            \
         if (rows > TILE_ROWS) {                                                                                   \
@@ -61,11 +62,11 @@ INLINE void shape_tiles(int rows) {
                 MULTIPLY(3, 5, 7);                                                                                \
             }                                                                                                     \
         }                                                                                                         \
-        _tile_stored(0, sums, 128);                                                                               \
-        _tile_stored(1, (char *)sums + 64, 128);                                                                  \
+        _tile_stored(0, sums, apart);                                                                             \
+        _tile_stored(1, (char *)sums + 64, apart);                                                                \
         if (rows > TILE_ROWS) {                                                                                   \
-            _tile_stored(2, (char *)sums + TILE_ROWS * 128, 128);                                                 \
-            _tile_stored(3, (char *)sums + TILE_ROWS * 128 + 64, 128);                                            \
+            _tile_stored(2, (char *)sums + TILE_ROWS * apart, apart);                                             \
+            _tile_stored(3, (char *)sums + TILE_ROWS * apart + 64, apart);                                        \
         }                                                                                                         \
     }
 #endif

@@ -27,7 +27,14 @@ INLINE vf splat(float x) { return x - (vf){0}; }
 
 INLINE vf choose(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask & (vi)no)); }
 
+/* a > b ? a : b, and a < b ? a : b: b where one is NaN */
+#ifdef __AVX512F__
+INLINE vf larger(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
+INLINE vf smaller(vf a, vf b) { return (vf)_mm512_min_ps((__m512)a, (__m512)b); }
+#else
 INLINE vf larger(vf a, vf b) { return choose(a > b, a, b); }
+INLINE vf smaller(vf a, vf b) { return choose(a < b, a, b); }
+#endif
 
 INLINE int64_t width_of(int bf16) { return bf16 ? 2 : 4; }
 
@@ -53,10 +60,14 @@ INLINE vf load(const void *p, int bf16) {
 }
 
 INLINE void store(void *p, vf x, int bf16) {
-    if (bf16) { /* to the nearest, ties to even; a NaN stays one */
+    if (bf16) { /* to the nearest, ties to even; a NaN stays one; below 2^-126 zero where the processor says so */
+#ifdef __AVX512BF16__
+        const vh half = (vh)_mm512_cvtneps_pbh((__m512)x);
+#else
         vu bits = (vu)x, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16, quiet = (bits >> 16) | 0x40;
         vu nan = (vu)(x != x);
         vh half = narrow((nan & quiet) | (~nan & rounded));
+#endif
         memcpy(p, &half, sizeof half);
     } else {
         memcpy(p, &x, sizeof x);
@@ -81,25 +92,23 @@ INLINE void store_first(void *p, vf x, int64_t n, int bf16) {
     }
 }
 
-INLINE float sum(vf x) {
-    float part[LANES];
-    memcpy(part, &x, sizeof x);
-    for (int n = LANES / 2; n; n /= 2)
-        for (int i = 0; i < n; i++) part[i] += part[i + n];
-    return part[0];
-}
+/* Lanes 8 to 15 on 0 to 7, then 4 to 7 on 0 to 3, and so on: one number. */
+#define FOLD(OPERATION)                                                                                     \
+    x = OPERATION(x, SHUFFLE(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15));             \
+    x = OPERATION(x, SHUFFLE(x, x, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7));                         \
+    x = OPERATION(x, SHUFFLE(x, x, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3));                         \
+    return OPERATION(x, SHUFFLE(x, x, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1))[0];
 
-INLINE float maximum(vf x) {
-    float best = x[0];
-    for (int i = 1; i < LANES; i++) best = x[i] > best ? x[i] : best;
-    return best;
-}
+INLINE vf plus(vf a, vf b) { return a + b; }
+
+INLINE float sum(vf x) { FOLD(plus) }
+
+INLINE float maximum(vf x) { FOLD(larger) }
 
 /* e^x to about 1e-7 relative for x in [-87, 88]; beyond, the value at the border. */
 INLINE vf exponential(vf x) {
     const vf low = splat(-87.0f), high = splat(88.0f), shift = splat(12582912.0f); /* 1.5 * 2^23: rounds to integers */
-    x = choose(x < low, low, x);
-    x = choose(x > high, high, x);
+    x = smaller(high, larger(low, x));
     vf shifted = x * 1.44269504f + shift, n = shifted - shift;
     vf r = x - n * 0.693359375f + n * 2.12194440e-4f; /* ln 2 in two parts, the first with few bits */
     vf y = splat(1.0f / 5040);
