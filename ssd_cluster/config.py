@@ -74,7 +74,9 @@ class SpeculationSettings(Settings):
     """How a target speculates.
 
     ``k``: drafted tokens per round (0 turns speculation off). ``rows``: branches per sequence and round that the draft
-    may build. ``wait_ms``: longest wait for a just-in-time chain; a late block is overdue after it.
+    may build. ``wait_ms``: longest wait for a just-in-time chain; a late block is overdue after it. ``chain_k``: most
+    tokens of such a chain, None: ``k``. Branches are drafted while the target verifies, a chain while it waits; in mode
+    ``sd`` every proposal is a chain.
 
     ``kind``: how drafted tokens are drawn. ``coupled`` needs nothing but the tokens; for ``sparse`` and ``dense`` the
     laws they were drawn from travel too, and the draft must be trusted (``trust_domain``). ``rule``: None takes
@@ -96,13 +98,16 @@ class SpeculationSettings(Settings):
     miss_policy: MissPolicy = MissPolicy.RULE
     fallback: Fallback = Fallback.NGRAM
     wait_ms: float = Field(default=100.0, gt=0, le=10_000)
+    chain_k: int | None = Field(default=None, ge=1, le=64)
     trie_nodes: int = Field(default=400, ge=16)
     ngram_min: int = Field(default=2, ge=1)
     ngram_max: int = Field(default=5, ge=1)
     shards: int = Field(default=1, ge=1, le=8)
     controller: ControllerSettings = ControllerSettings()
 
-    IN_PLACE: ClassVar[tuple[str, ...]] = ("k", "rows", "rule", "miss_policy", "fallback", "wait_ms", "controller")
+    IN_PLACE: ClassVar[tuple[str, ...]] = (
+        *("k", "rows", "rule", "miss_policy", "fallback", "wait_ms", "chain_k", "controller"),
+    )
     """What a running target takes over between two rounds."""
 
     @model_validator(mode="before")

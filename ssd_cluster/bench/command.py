@@ -54,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--fanout", choices=[law.value for law in FanoutLaw], default=FanoutLaw.MEASURED.value)
     add("--miss-policy", choices=[policy.value for policy in MissPolicy], default=_DEFAULTS.miss_policy.value)
     add("--wait-ms", type=milliseconds, default=_DEFAULTS.wait_ms, help="longest wait for the draft after a miss")
+    add("--chain-k", type=positive, default=None, help="tokens of the chain that ssd waits for then (default: --k)")
     add("--trace", type=Path, default=None, metavar="FILE", help="record every round; of out.trace: out-MODE.trace")
     add(
         "--tensor-parallel",
@@ -126,6 +127,7 @@ def _pair_options(arguments: argparse.Namespace, mode: Mode, max_batch: int) -> 
             rows=arguments.rows,
             miss_policy=MissPolicy(arguments.miss_policy),
             wait_ms=arguments.wait_ms,
+            chain_k=arguments.chain_k if mode is Mode.SSD else None,
             controller=ControllerSettings(enabled=arguments.controller),
         ),
         fanout=FanoutLaw(arguments.fanout),

@@ -29,6 +29,7 @@ OPTIONS = {
     "fanout": _LAWS,
     "miss_policy": _POLICIES,
     "wait_ms": "longest wait for a chain",
+    "chain_k": "most tokens of such a chain (default: k)",
     "verify_ms": f"one target forward: {_TIMES}",
     "step_ms": f"one draft forward: {_TIMES}",
     "overhead_ms": "of a target's round outside of the forward",

@@ -38,6 +38,7 @@ class SpeculationChanges(Settings):
     miss_policy: MissPolicy | None = None
     fallback: Fallback | None = None
     wait_ms: float | None = None
+    chain_k: int | None = None
     controller: ControllerSettings | None = None
 
 

@@ -54,6 +54,7 @@ class Measured:
         drafting: t(rows) and the link.
         outcomes: kept lengths and ranks of t*.
         lookups, drafted: lookups, and verified drafted proposals, since the last ``restart``.
+        chain_k: most tokens of a just-in-time chain, as configured; None: as many as a proposal has.
     """
 
     def __init__(self) -> None:
@@ -61,6 +62,7 @@ class Measured:
         self.drafting = DraftTimes()
         self.outcomes = OutcomeStatistics(memory=_MEMORY_ROUNDS)
         self.lookups = self.drafted = 0
+        self.chain_k: int | None = None
         self._found: deque[tuple[bool, int, int]] = deque(maxlen=_LOOKUPS)
         self._e_fallback = 1.0
         self._n_fallback = 0.0
@@ -124,6 +126,7 @@ class Measured:
             hit_rate=sum(hit for hit, *_ in found) / len(found) if enough else None,
             e_fallback=self._e_fallback,
             n_fallback=self._n_fallback,
+            chain_k=self.chain_k,
         )
 
     def calibrate(self, predicted: float) -> float:

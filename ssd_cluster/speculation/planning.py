@@ -50,6 +50,7 @@ class World:
         hit_rate: share of the guessed outcomes, lookups without a block left aside; None before enough lookups.
         e_fallback: tokens per round of a row without a drafted proposal.
         n_fallback: tokens that such a row proposes.
+        chain_k: most tokens of a just-in-time chain; None: K.
     """
 
     costs: RoundCosts
@@ -60,6 +61,7 @@ class World:
     hit_rate: float | None = None
     e_fallback: float = 1.0
     n_fallback: float = 0.0
+    chain_k: int | None = None
 
     def plain_speed(self, batch: int) -> float:
         """Tokens per second of ``batch`` rows without speculation.
@@ -106,8 +108,9 @@ class Forecast:
         p_hit = self._guess_rate(plan.k, plan.rows) * min(1.0, depth)
         depth = max(1.0, depth)
         hit = self._seconds(depth) - short
-        chain = self._seconds(float(plan.k)) - short
-        e_hit, e_chain = _expected(world.outcomes, depth), _expected(world.outcomes, float(plan.k))
+        chain_k = plan.k if world.chain_k is None else min(plan.k, world.chain_k)
+        chain = self._seconds(float(chain_k)) - short
+        e_hit, e_chain = _expected(world.outcomes, depth), _expected(world.outcomes, float(chain_k))
         tokens = seconds = 0.0
         for missing, p in enumerate(_binomial(self._batch, 1 - p_hit)):
             if p < _NEGLIGIBLE:
@@ -117,7 +120,7 @@ class Forecast:
             duration = short + hit * hits / self._batch
             if plan.wait and missing:
                 more = emitted + missing * (e_chain - world.e_fallback)
-                longer = duration + chain * missing / self._batch + self._wait(missing, plan.k)
+                longer = duration + chain * missing / self._batch + self._wait(missing, chain_k)
                 if more * duration > emitted * longer:
                     emitted, duration = more, longer
             tokens += p * emitted

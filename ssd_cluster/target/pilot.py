@@ -62,6 +62,7 @@ class Pilot:
         speculation, metrics = settings.speculation, self._metrics
         self._rows = speculation.rows
         self.controller = self._pool.times.into = None
+        self._measured.chain_k = speculation.chain_k
         if speculation.controller.enabled and settings.mode is Mode.SSD and speculation.k:
             ceiling = Plan(speculation.k, speculation.rows, speculation.miss_policy is not MissPolicy.NEVER_WAIT)
             self.controller = Controller(ceiling, frozenset(speculation.controller.fixed), self._measured, self._rng)

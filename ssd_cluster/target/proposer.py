@@ -241,7 +241,7 @@ class Proposer:
         ceilings = self._pool.ceilings(session, choice.n_left, self._due_us())
         deadline_us = int(self.settings.wait_ms * 1000) if waits else 0
         if waits:
-            ceilings = Ceilings(min(ceilings.k, choice.draft_room()), ceilings.rows, ceilings.due_us)
+            ceilings = Ceilings(min(ceilings.k, self._chain_k(choice)), ceilings.rows, ceilings.due_us)
         proposal = None if waits else choice.proposal
         return session, session.commit(tokens, proposal, ceilings, deadline_us=deadline_us, finish=row.ended)
 
@@ -284,14 +284,19 @@ class Proposer:
 
     def _observe_wait(self, seconds: float, waiting: Sequence[Choice]) -> None:
         self.estimator.observe_wait(seconds)
-        self._pilot.waited(seconds, len(waiting), max(choice.draft_room() for choice in waiting))
+        self._pilot.waited(seconds, len(waiting), max(map(self._chain_k, waiting)))
         first = math.isinf(self._mean_wait_s)
         self._mean_wait_s = seconds if first else self._mean_wait_s + _RATE * (seconds - self._mean_wait_s)
 
     def _pull(self, waiting: list[Choice], left_s: float) -> None:
         for choice in waiting:
             if choice.session is not None:
-                self._pool.pull(choice.session, choice.draft_room(), int(left_s * 1e6))
+                self._pool.pull(choice.session, self._chain_k(choice), int(left_s * 1e6))
+
+    def _chain_k(self, choice: Choice) -> int:
+        """Most tokens of a just-in-time chain."""
+        room, wanted = choice.draft_room(), self.settings.chain_k
+        return room if wanted is None else min(room, wanted)
 
     def _due_us(self) -> int:
         return int((self._times.verify_s or 0.0) * 1e6)

@@ -49,6 +49,7 @@ class TargetTrace:
             "rows": speculation.rows,
             "miss_policy": speculation.miss_policy.value,
             "wait_ms": speculation.wait_ms,
+            "chain_k": speculation.chain_k,
         }
         return cls(TraceWriter(settings.trace, header))
 

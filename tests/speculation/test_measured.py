@@ -114,6 +114,25 @@ def test_measured_hits_correct_the_forecast() -> None:
     assert measured.lookups == measured.drafted == 0
 
 
+def test_a_shorter_chain_is_waited_for_less() -> None:
+    measured = Measured()
+    for at in range(3):
+        measured.costs.observe_plain(at, 1, 0.03)
+    measured.drafting.told(0.004, 0.0)
+    for _ in range(64):
+        measured.row(6, 1, 2, drafted=True)
+        measured.lookup(LookupResult.MISS, n=6, kept=1, rank=None, rows=10)
+    plan = Plan(6, 10, wait=True)
+    whole = Forecast(measured.world, 1).speed(plan)
+    for chain_k in (6, 9):
+        measured.chain_k = chain_k
+        assert Forecast(measured.world, 1).speed(plan) == whole
+    measured.chain_k = 2
+    assert Forecast(measured.world, 1).speed(plan) > 1.1 * whole
+    measured.chain_k = 1
+    assert Forecast(measured.world, 1).speed(plan) > Forecast(measured.world, 1).speed(Plan(6, 10, wait=False))
+
+
 def test_starting_values_follow_the_times() -> None:
     measured = Measured()
     for batch in (1, 16):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 
@@ -35,6 +36,43 @@ class ProposesEnds(Script):
         if tokens:
             tokens[self.rng.randrange(len(tokens))] = self.rng.choice(ENDS)
         return Branch(branch.k, branch.t_star, tuple(tokens), branch.score, branch.jit)
+
+
+class Misses(Script):
+    """No branch is right, every chain is; remembers how long branches and chains were asked to be."""
+
+    def __init__(self, truth: Truth, k: int) -> None:
+        super().__init__(truth, k)
+        self.asked: dict[str, set[int]] = {"branches": set(), "chain": set()}
+
+    def branches(self, session: ScriptedSession, proposal: tuple[int, ...], k: int, rows: int) -> list[Branch]:
+        self.asked["branches"].add(k)
+        return [dataclasses.replace(one, t_star=0) for one in super().branches(session, proposal, k, rows)]
+
+    def chain(self, session: ScriptedSession, k: int) -> list[Branch]:
+        self.asked["chain"].add(k)
+        return super().chain(session, k)
+
+
+@pytest.mark.parametrize("mode", [Mode.SD, Mode.SSD])
+@pytest.mark.parametrize("wait_ms", [2.0, 1000.0])
+def test_a_chain_is_no_longer_than_chain_k(rig: Rig, reference: Plain, mode: Mode, wait_ms: float) -> None:
+    """A short wait ends in a pull, which asks for as much."""
+    known = reference([request("r", PROMPT, max_tokens=30, ignore_eos=True)])
+    script = Misses(known.truth, 5)
+    draft = ScriptedDraft(script)
+    engine = rig.engine(
+        mode,
+        [draft.connect],
+        speculation={"k": 5, "chain_k": 2, "wait_ms": wait_ms, "miss_policy": "always_wait", "fallback": "none"},
+    )
+    connect(engine)
+    clients = run(engine, [client.request for client in known.clients])
+    assert_same(rig, known.clients, clients, "chain_k 2")
+    assert max(script.asked["branches"], default=5) == 5
+    assert max(script.asked["chain"]) == 2
+    assert_clean(engine, draft)
+    engine.stop()
 
 
 @pytest.mark.parametrize("min_tokens", [1, 6, 11])

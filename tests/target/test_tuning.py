@@ -101,6 +101,19 @@ def test_rows_change_with_the_next_commit(pair: SteppedPair) -> None:
     assert client.finished is not None
 
 
+def test_chain_k_changes_the_next_chain(pair: SteppedPair) -> None:
+    choices = submit(pair.engine, REQUESTS[:1])
+    some_rounds(pair)
+    (choice,) = pair.engine._scheduler.running
+    proposer = pair.engine._rounds._proposer
+    assert proposer._chain_k(choice) == 3
+    retune(pair, chain_k=2)
+    some_rounds(pair, 2)
+    assert proposer._chain_k(choice) == 2
+    pair.drain()
+    assert choices[0].finished is not None
+
+
 def test_policy_fallback_and_wait_are_followed(pair: SteppedPair) -> None:
     engine = pair.engine
     retune(pair, miss_policy="always_wait", fallback="ngram", wait_ms=1.0)

@@ -11,7 +11,7 @@ from ssd_cluster.bench.contest.options import add_contest, add_cores, hold, open
 from ssd_cluster.bench.contest.run import Contest
 from ssd_cluster.bench.endpoint.client import Endpoint, checked_url, read_api_key
 from ssd_cluster.bench.engines import Worker
-from ssd_cluster.bench.options import add_int8, add_workload, branches, cores, lookahead
+from ssd_cluster.bench.options import add_int8, add_workload, branches, cores, lookahead, positive
 from ssd_cluster.bench.peers.report import draw, table
 from ssd_cluster.bench.peers.settings import Method, PeerSettings
 from ssd_cluster.bench.rules.command import ALL, named
@@ -38,6 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--k", type=lookahead, default=_DEFAULTS.k, help="tokens proposed per round in ssd (default %(default)s)")
     add("--sd-k", type=lookahead, default=None, help="the same in sd (default: --k)")
     add("--rows", type=branches, default=_DEFAULTS.rows, help="guessed outcomes per round (default %(default)s)")
+    add(
+        "--chain-k",
+        type=positive,
+        default=None,
+        help="tokens of the chain that ssd waits for after a miss (default: --k)",
+    )
     add("--controller", action="store_true", help="ssd chooses by itself: --k and --rows are then ceilings")
     add("--peer-cores", type=cores, default=None, help="CPU cores of peers, and of ar and sd once more (default: "
         "those of target and draft together)")  # fmt: skip
@@ -60,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     names = [entry.name for entry in entries]
     if len(set(names)) < len(names):
         raise ConfigError(f"--endpoint: every name may be used once, and not {', '.join(OURS)}", param="endpoint")
-    more = ("k", "sd_k", "rows", "controller", "int8", "wait_ms", "peer_cores", "peer_tokens")
+    more = ("k", "sd_k", "rows", "controller", "int8", "wait_ms", "chain_k", "peer_cores", "peer_tokens")
     store = open_store(arguments, workloads, more)
     return hold(arguments, Contest(entries, workloads, arguments.repetitions), store, ("ssd",), table, draw)
 
@@ -79,7 +85,13 @@ def _ours(arguments: argparse.Namespace) -> list[Entry]:
     for mode in (Mode.AR, Mode.SD, Mode.SSD):
         k = arguments.sd_k if mode is Mode.SD and arguments.sd_k else arguments.k
         chosen = ControllerSettings(enabled=arguments.controller and mode is Mode.SSD)
-        speculation = SpeculationSettings(k=k, rows=arguments.rows, wait_ms=arguments.wait_ms, controller=chosen)
+        speculation = SpeculationSettings(
+            k=k,
+            rows=arguments.rows,
+            wait_ms=arguments.wait_ms,
+            chain_k=arguments.chain_k if mode is Mode.SSD else None,
+            controller=chosen,
+        )
         options = pair_options(arguments, speculation, int8=arguments.int8)
         entries.append(engine_entry(mode.value, engine_spec(mode, options)))
         everywhere = _all_cores(arguments)

@@ -90,6 +90,7 @@ def base_settings(config: Mapping[str, Any], measured: Measured, mode: Mode) -> 
         "fanout": config["fanout"],
         "miss_policy": config["miss_policy"],
         "wait_ms": config["wait_ms"],
+        "chain_k": config.get("chain_k") if mode is Mode.SSD else None,
         "verify_ms": "/".join(f"{tokens}:{ms:.6g}" for tokens, ms in points.items()),
         "overhead_ms": _host_ms(entry),
         "step_ms": 0.0,

@@ -42,6 +42,7 @@ def trace_settings(trace: Trace) -> dict[str, Any]:
         "rows": max(1, int(trace.header["rows"])),
         "miss_policy": trace.header["miss_policy"],
         "wait_ms": trace.header["wait_ms"],
+        "chain_k": trace.header.get("chain_k"),
         "verify_ms": _verify_times(trace),
         "overhead_ms": 1e3 * fmean(one.seconds("link", "other") for one in rounds),
         "fallback_tokens": round(fmean(local)) if len(local) > plain else 0,

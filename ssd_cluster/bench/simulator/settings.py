@@ -86,6 +86,7 @@ class SimulationSettings(Settings):
     ``hits``: law of t* after a proposal from the cache, ``hits_after_backup`` after any other; the defaults are fitted
     to the greedy miss rates of the SSD paper, F = 2 to 16.
     ``fallback_tokens``: length of the local proposal of a row that does not wait, kept by ``fallback_acceptance``.
+    ``chain_k``: most tokens of a just-in-time chain, None: ``k``.
     ``max_step_rows``, ``row_credit``: as in a draft's settings.
     ``warm_up``, ``rounds``: rounds of each target before and while it is measured.
     """
@@ -99,6 +100,7 @@ class SimulationSettings(Settings):
     fanout: FanoutLaw = FanoutLaw.MEASURED
     miss_policy: MissPolicy = MissPolicy.RULE
     wait_ms: float = Field(default=100.0, gt=0)
+    chain_k: int | None = Field(default=None, ge=1, le=64)
     verify_ms: Times
     step_ms: Times
     overhead_ms: float = Field(default=0.0, ge=0)

@@ -201,6 +201,8 @@ class SimulatedTarget:
         deadline = self._settings.wait_ms / 1e3
         pull = min(deadline / 2, 2 * self._mean_wait_s)
         k, rows = self._settings.k, self._rows
+        if n is None and self._settings.chain_k is not None:
+            k = min(k, self._settings.chain_k)
         return Commit(sequence.id, self._id, sequence.round, outcome, n, k, rows, due, pull, deadline)
 
     def _give_up(self, waited: int) -> None:

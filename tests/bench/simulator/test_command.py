@@ -61,6 +61,8 @@ def test_other_cores_are_left_out_and_sd_may_have_a_k_of_its_own(bench_file: Pat
     assert (other["k"], other["step_ms"]) == (5, "2.5"), "drafting time and tokens are those of sd's four"
     assert other["acceptance"] > settings["acceptance"]
     assert base_settings(config | {"sd_k": 4}, measured, Mode.SD)["k"] == 4
+    assert base_settings(config | {"chain_k": 3}, measured, Mode.SSD)["chain_k"] == 3
+    assert base_settings(config | {"chain_k": 3}, measured, Mode.SD)["chain_k"] is None
 
 
 def test_sweeps_give_a_table_json_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,6 +55,14 @@ def test_outcomes_follow_acceptance_by_position() -> None:
     assert sum(local) / 20_000 == pytest.approx(0.25, abs=0.01)
 
 
+def test_a_shorter_chain_makes_a_miss_cheaper_and_worth_less() -> None:
+    never_hit = BASE | {"k": 6, "rows": 8, "hits": "0", "hits_after_backup": "0", "miss_policy": "always_wait"}
+    whole, short = (simulate(settings_of(never_hit | more)) for more in ({}, {"chain_k": 2}))
+    assert whole.wait_ms == pytest.approx(short.wait_ms + 4 * 2, abs=0.01), "four steps of 2 ms"
+    assert short.tokens_per_round < whole.tokens_per_round
+    assert simulate(settings_of(never_hit | {"chain_k": 6})).wait_ms == whole.wait_ms
+
+
 def test_recorded_ranks_leave_the_rest_unguessed() -> None:
     table = {(full, cached): [0.5, 0.25] for full in (True, False) for cached in (True, False)}
     laws = RecordedLaws([0.8], [0.1], table, seed=3)
