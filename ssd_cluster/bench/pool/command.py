@@ -33,6 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     replay = parser.add_argument_group("with --outcomes").add_argument
     replay("--figures", default="all", help="capacity, sharing, overload, latency, sharding, comma-separated, or all")
     replay("--draft", default="smollm2-135m-draft", help="folder, .gguf file, hub id or embedded name")
+    replay(
+        "--weights",
+        choices=("auto", "int8", "dtype"),
+        default="auto",
+        help="of the draft (default auto, as deployed: int8 where the kernels for it run)",
+    )
     replay("--draft-cores", type=cores, default=None, help="CPU cores of the draft (default: the second)")
     replay(
         "--second-draft-cores", type=cores, default=None, help="sharding: of the other draft (default: the targets')"
@@ -42,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     replay("--rows", type=branches, default=_SPECULATION.rows, help="guessed outcomes per round (default %(default)s)")
     replay("--miss-policy", choices=[policy.value for policy in MissPolicy], default=_SPECULATION.miss_policy.value)
     replay("--wait-ms", type=milliseconds, default=_SPECULATION.wait_ms, help="longest wait for the draft after a miss")
+    replay("--chain-k", type=positive, default=None, help="tokens of the chain waited for then (default: --k)")
     replay("--controller", action="store_true", help="targets choose by themselves: --k and --rows are then ceilings")
     replay("--max-step-rows", type=positive, default=_DRAFT.max_step_rows, help="rows of one draft forward")
     replay("--row-credit", type=positive, default=_DRAFT.row_credit, help="rows that all targets may ask for together")
@@ -153,9 +160,9 @@ def _figures(arguments: argparse.Namespace) -> dict[str, list[Cell]]:
 def _settings(arguments: argparse.Namespace, world: World) -> dict[str, Any]:
     """What every record depends on."""
     names = (
-        "draft", "dtype", "k", "rows", "miss_policy", "wait_ms", "controller", "row_credit", "max_step_rows",
-        "per_target", "big", "overload_targets", "overload_batch", "latency_batch", "sharding_batch", "warm_up",
-        "seconds", "target_cores", "draft_cores", "second_draft_cores",
+        "draft", "dtype", "weights", "k", "rows", "miss_policy", "wait_ms", "chain_k", "controller", "row_credit",
+        "max_step_rows", "per_target", "big", "overload_targets", "overload_batch", "latency_batch", "sharding_batch",
+        "warm_up", "seconds", "target_cores", "draft_cores", "second_draft_cores",
     )  # fmt: skip
     outcomes = asdict(world.outcomes)
     texts = outcomes.pop("texts")

@@ -61,6 +61,7 @@ def build_world(arguments: argparse.Namespace, targets: tuple[int, ...]) -> Worl
             rows=arguments.rows,
             miss_policy=MissPolicy(arguments.miss_policy),
             wait_ms=arguments.wait_ms,
+            chain_k=arguments.chain_k,
             controller=ControllerSettings(enabled=arguments.controller),
         ),
         verify=StepTime.parse(arguments.verify_ms),
@@ -80,6 +81,7 @@ def drafts_of(
         model=ModelSettings(
             path=arguments.draft,
             dtype=DType(arguments.dtype),
+            weights=arguments.weights,
             cores=cores,
             kv_tokens=max(ModelSettings.model_fields["kv_tokens"].default, sequences * longest),
         ),
