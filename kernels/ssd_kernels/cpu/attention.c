@@ -231,6 +231,21 @@ INLINE void attend_block_tiled(const Plan *plan, const int64_t *rows, const Scra
 }
 #endif
 
+/* Where the keys of n positions from start on lie in the pages of a layer; behind them the last one again. */
+INLINE void locate(const int64_t *table, int64_t size, int64_t entry, int64_t start, int64_t n, int64_t *places) {
+    int64_t page = start / size, within = start % size;
+    for (int64_t p = 0; p < BLOCK; p++) {
+        places[p] = p < n ? (table[page] * size + within) * entry : places[p - 1];
+        if (++within == size) page++, within = 0;
+    }
+}
+
+/* Ask for the keys and values of positions first to stop - 1 of a block: they come while the block before is computed. */
+INLINE void fetch(const char *pages, const int64_t *places, int64_t entry, int64_t first, int64_t stop) {
+    for (int64_t p = first; p < stop; p++)
+        for (int64_t byte = 0; byte < entry; byte += 64) __builtin_prefetch(pages + places[p] + byte);
+}
+
 INLINE void attend_span(const Plan *plan, const int64_t *span, int64_t layer, const void *q, int64_t q_stride, void *to,
                         int bf16, int tiles) {
     const int64_t D = plan->D, G = plan->kv_heads, group = plan->heads / G, length = span[LENGTH];
@@ -249,21 +264,20 @@ INLINE void attend_span(const Plan *plan, const int64_t *span, int64_t layer, co
             s.seen[i] = (Seen){-INFINITY, 0};
         }
     }
-    for (int64_t start = 0; start < length; start += BLOCK) {
-        const int64_t n = length - start < BLOCK ? length - start : BLOCK;
-        int64_t places[BLOCK];
-        for (int64_t p = 0; p < BLOCK; p++) {
-            const int64_t position = start + (p < n ? p : n - 1);
-            places[p] = (table[position / size] * size + position % size) * entry;
-        }
+    int64_t places[2][BLOCK]; /* of this block and of the next */
+    locate(table, size, entry, 0, length < BLOCK ? length : BLOCK, places[0]);
+    for (int64_t start = 0, odd = 0; start < length; start += BLOCK, odd = !odd) {
+        const int64_t left = length - start, n = left < BLOCK ? left : BLOCK, then = left - n < BLOCK ? left - n : BLOCK;
+        if (then) locate(table, size, entry, start + BLOCK, then, places[!odd]);
         for (int64_t g = 0; g < G; g++) {
+            fetch(pages, places[!odd], entry, then * g / G, then * (g + 1) / G);
 #if TILES
             if (tiles) {
-                attend_block_tiled(plan, rows, &s, g, pages, places, start, n);
+                attend_block_tiled(plan, rows, &s, g, pages, places[odd], start, n);
                 continue;
             }
 #endif
-            attend_block(plan, rows, &s, g, pages, places, start, n, bf16);
+            attend_block(plan, rows, &s, g, pages, places[odd], start, n, bf16);
         }
     }
     for (int64_t i = 0; i < G * s.padded; i++) {

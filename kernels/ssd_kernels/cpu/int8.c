@@ -94,13 +94,13 @@ TILE_PRODUCT(product, _tile_dpbusd)
 INLINE void by_tiles(const Layer *layer, const uint8_t *inputs, const float *scales, int64_t padded, void *out,
                      int64_t rows, int64_t begin, int64_t end, int bf16) {
     int32_t sums[TILED_ROWS][OUTPUTS] __attribute__((aligned(64)));
-    int shaped = 0;
+    const int n = shape_evenly(rows);
     for (int64_t block = begin; block < end; block++) {
         const char *weights = (const char *)layer->weights + block * padded * OUTPUTS;
-        for (int64_t done = 0; done < rows; done += TILED_ROWS) {
-            const int n = rows - done < TILED_ROWS ? rows - done : TILED_ROWS;
-            if (n != shaped) shape_tiles(shaped = n);
-            product(weights, (const char *)inputs + done * padded, padded, padded / TILE_BYTES, n, sums, sizeof sums[0], done == 0);
+        for (int64_t next = 0; next < rows; next += n) {
+            const int64_t done = next + n < rows ? next : rows - n;
+            product(weights, (const char *)inputs + done * padded, padded, padded / TILE_BYTES, n, sums, sizeof sums[0],
+                    next == 0);
             for (int half = 0; half < 2; half++) {
                 const int64_t first = block * OUTPUTS + half * LANES;
                 if (first >= layer->outputs) break;

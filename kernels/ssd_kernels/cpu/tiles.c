@@ -38,14 +38,13 @@ INLINE void finish(float sums[][OUTPUTS], const float *bias, void *out, int64_t 
 
 INLINE void blocks(const Layer *layer, const void *x, void *out, int64_t rows, int64_t begin, int64_t end, int bf16) {
     const int64_t width = (layer->inputs + 31) / 32 * 32, steps = width / 32;
-    int shaped = 0;
+    const int n = shape_evenly(rows);
     float sums[TILED_ROWS][OUTPUTS] __attribute__((aligned(64)));
     for (int64_t first = begin * OUTPUTS; first < end * OUTPUTS; first += OUTPUTS) {
         const char *weights = (const char *)layer->weights + first * width * 2;
-        for (int64_t done = 0; done < rows; done += TILED_ROWS) {
-            const int n = rows - done < TILED_ROWS ? rows - done : TILED_ROWS;
-            if (n != shaped) shape_tiles(shaped = n);
-            product(weights, (const char *)x + done * width * 2, width * 2, steps, n, sums, sizeof sums[0], done == 0);
+        for (int64_t next = 0; next < rows; next += n) {
+            const int64_t done = next + n < rows ? next : rows - n;
+            product(weights, (const char *)x + done * width * 2, width * 2, steps, n, sums, sizeof sums[0], next == 0);
             void *to = (void *)at(out, done * layer->outputs + first, bf16);
             if (first + OUTPUTS <= layer->outputs)
                 finish(sums, layer->bias + first, to, layer->outputs, n, OUTPUTS, bf16);

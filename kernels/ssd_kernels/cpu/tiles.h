@@ -37,6 +37,14 @@ INLINE void shape_tiles(int rows) {
     _tile_loadconfig(&shape);
 }
 
+/* Shape tiles once for all rows of a layer, taken n at a time, which is returned: as few times as possible, and the last
+ * ones begin n before the end, so that some rows may be computed twice, alike. */
+INLINE int shape_evenly(int64_t rows) {
+    const int64_t times = (rows + TILED_ROWS - 1) / TILED_ROWS, n = times ? (rows + times - 1) / times : 0;
+    if (n) shape_tiles(n);
+    return n;
+}
+
 #define TILE_PRODUCT(NAME, MULTIPLY)                                                                              \
     /* sums [rows, 32], rows apart bytes apart, of inputs [rows, steps * 64 bytes], rows stride bytes apart, and    \
      * weights [steps, 2 KiB] */                                                                                    \
