@@ -131,21 +131,6 @@ def test_a_span_has_the_same_logits_alone_and_in_a_batch(runner: ModelRunner) ->
     assert torch.equal(together, alone)
 
 
-def test_by_tiles_a_prompt_may_be_cut_anywhere(tmp_path: Path) -> None:
-    """To the bit, in bfloat16: a text does not depend on chunks of its prefill, nor on a cached prefix."""
-    if not compiled().tiles:
-        pytest.skip("this processor has no AMX tiles")
-    runner = load(make_checkpoint(tmp_path, head_dim=32), dtype=DType.BFLOAT16, threads=1)
-    tokens = random_tokens(90)
-    tables = [runner.pool.allocate(6) for _ in range(2)]
-    whole = runner.forward(ForwardBatch([CausalSpan(tokens, 0, tables[0])]))
-    start, parts = 0, []
-    for stop in (1, 17, 41, 42, 83, 90):
-        parts.append(runner.forward(ForwardBatch([CausalSpan(tokens[start:stop], start, tables[1])])))
-        start = stop
-    assert torch.equal(whole, torch.cat(parts))
-
-
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16])
 def test_int8_weights_are_near_the_checkpoint_and_independent_of_the_batch(dtype: DType, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, hidden=128, kv_heads=4)

@@ -1,6 +1,6 @@
 """Kernels in C for a CPU that runs few rows at a time; the eager path of the models is their reference."""
 
-from ssd_kernels.cpu.attention import HEAD_MULTIPLE, PagedAttention, Rows, attends_by_tiles
+from ssd_kernels.cpu.attention import HEAD_MULTIPLE, PagedAttention, Rows
 from ssd_kernels.cpu.build import build
 from ssd_kernels.cpu.int8 import Int8Layer, int8_linear_reference
 from ssd_kernels.cpu.layers import CompiledLayers, Layer, Norm
@@ -17,7 +17,6 @@ __all__ = [
     "PagedAttention",
     "Rows",
     "TiledLayer",
-    "attends_by_tiles",
     "build",
     "int8_linear_reference",
 ]

@@ -15,14 +15,6 @@ HEAD_MULTIPLE = 16
 """Head sizes must be a multiple of this."""
 
 
-_TILED_MULTIPLE = 32
-
-
-def attends_by_tiles(kernels: CpuKernels, dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether attention multiplies by AMX tiles; ``tiled`` in attention.c."""
-    return kernels.tiles and dtype is torch.bfloat16 and head_dim % _TILED_MULTIPLE == 0
-
-
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Rows of one span, which share a block table.
