@@ -146,7 +146,7 @@ typedef struct {
     float *queries, *out; /* [G, padded, D] */
     float *columns;       /* [D, WIDE] */
     float *scores;        /* [padded, BLOCK] */
-    uint16_t *halves;     /* [G, padded, D]: the queries in bf16, if tiles are used */
+    uint16_t *narrow;     /* [G, padded, D]: the queries in bf16, if tiles are used */
     uint32_t *keys, *values; /* one block of one head as tiles, if they are used */
     float *shrink;        /* [padded] */
     Seen *seen;           /* [G, padded] */
@@ -165,8 +165,8 @@ INLINE int64_t lay_out(const Plan *plan, const int64_t *span, int tiles, Scratch
     s->keys = (uint32_t *)s->columns; /* [BLOCK, D / 2], as many bytes */
     s->scores = s->columns + D * WIDE;
     s->values = (uint32_t *)(s->scores + s->padded * BLOCK);
-    s->halves = (uint16_t *)(s->values + (tiles ? D / 2 * BLOCK : 0));
-    s->shrink = (float *)(s->halves + (tiles ? G * s->padded * D : 0)); /* all parts up to here begin at cache lines */
+    s->narrow = (uint16_t *)(s->values + (tiles ? D / 2 * BLOCK : 0));
+    s->shrink = (float *)(s->narrow + (tiles ? G * s->padded * D : 0)); /* all parts up to here begin at cache lines */
     s->seen = (Seen *)(s->shrink + s->padded);
     return (char *)(s->seen + G * s->padded) - plan->scratch;
 }
@@ -213,7 +213,7 @@ INLINE void attend_block_tiled(const Plan *plan, const int64_t *rows, const Scra
         const int n = s->padded - m < TILED_ROWS ? TILE_ROWS : TILED_ROWS;
         const int64_t first = g * s->padded + m;
         for (int h = 0; h < halves; h++)
-            tile_product((char *)(s->keys + h * D / 2 * WIDE), (char *)(s->halves + first * D), 2 * D, D / WIDE, n,
+            tile_product((char *)(s->keys + h * D / 2 * WIDE), (char *)(s->narrow + first * D), 2 * D, D / WIDE, n,
                          scores[0] + h * WIDE, sizeof scores[0], 0);
         for (int r = 0; r < n && m + r < s->rows; r++)
             s->shrink[m + r] = soften(scores[r], scale, rows[(m + r) / group * ROW_FIELDS + VISIBLE] - start,
@@ -260,7 +260,7 @@ INLINE void attend_span(const Plan *plan, const int64_t *span, int64_t layer, co
             const int64_t row = rows[m / group * ROW_FIELDS + ROW], i = g * s.padded + m;
             const void *from = at(q, row * q_stride + (g * group + m % group) * D, bf16);
             for (int64_t d = 0; d < D; d += LANES) store(s.queries + i * D + d, load(at(from, d, bf16), bf16) * scale, 0);
-            if (tiles) memcpy(s.halves + i * D, from, 2 * D);
+            if (tiles) memcpy(s.narrow + i * D, from, 2 * D);
             s.seen[i] = (Seen){-INFINITY, 0};
         }
     }
